@@ -1,0 +1,104 @@
+"""Which tokens of a rendered chat the assistant itself wrote, exact against the chat template.
+
+The chat is rendered and tokenised once, as a whole, so its ids are those of `apply_chat_template`. The assistant's part
+is then found in the text, in one of two ways:
+
+* The template marks it with `{% generation %}`: the marks are used as they are.
+* Otherwise message k is what the render of messages[:k + 1] adds to the render of messages[:k] with the header of an
+  answer: just what the model would have to write after that prompt. Both must be prefixes of the whole render. A
+  template that rewrites earlier turns (say, removes their reasoning) fails this test: an error, not a wrong mask.
+
+White space that a template writes after the end-of-turn token is not the assistant's: generation stops at that token.
+A token is the assistant's if it lies wholly inside its text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from quadriga.data.chat import ChatEncoder
+from quadriga.data.messages import Message
+from quadriga.errors import DataError
+
+Span = tuple[int, int]
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_FIX = (
+    "set data.chat_template to a template that marks the assistant's text with {% generation %} … {% endgeneration %}"
+)
+
+
+def encode_chats(
+    chats: Sequence[list[Message]], encoder: ChatEncoder, where: Callable[[int], str]
+) -> list[tuple[list[int], np.ndarray]]:
+    """(token ids, mask [tokens] uint8) of each chat; `where(i)` names the file and row of chat i."""
+    for row, chat in enumerate(chats):
+        if not any(message["role"] == "assistant" for message in chat):
+            raise DataError(
+                f"{where(row)}: no message of the role 'assistant', so there is nothing to learn", "remove the row"
+            )
+    texts = encoder.render(chats, where, for_answer=False)
+    if _GENERATION_TAG.search(encoder.chat_template):
+        return _encode_marked(chats, encoder)
+    if not encoder.tokenizer.is_fast:
+        raise DataError(
+            f"the tokenizer {encoder.tokenizer.name_or_path!r} cannot tell which characters a token stands for",
+            "use a fast tokenizer (one with a tokenizer.json)",
+        )
+    spans = _assistant_spans(chats, texts, encoder, where)
+    encoding = encoder.encoding(texts, return_offsets_mapping=True)
+    masks = [_tokens_inside(offsets, own) for offsets, own in zip(encoding["offset_mapping"], spans)]
+    return list(zip(encoding["input_ids"], masks))
+
+
+def _encode_marked(chats: Sequence[list[Message]], encoder: ChatEncoder) -> list[tuple[list[int], np.ndarray]]:
+    encoding: Any = encoder.tokenizer.apply_chat_template(
+        list(chats),
+        chat_template=encoder.chat_template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **encoder.template_kwargs,
+    )
+    masks = [np.array(mask, dtype=np.uint8) for mask in encoding["assistant_masks"]]
+    return list(zip(encoding["input_ids"], masks))
+
+
+def _assistant_spans(
+    chats: Sequence[list[Message]], texts: Sequence[str], encoder: ChatEncoder, where: Callable[[int], str]
+) -> list[list[Span]]:
+    """Character spans of the assistant's text in each rendered chat."""
+    turns = [
+        (row, k) for row, chat in enumerate(chats) for k, message in enumerate(chat) if message["role"] == "assistant"
+    ]
+
+    def where_turn(turn: int) -> str:
+        return f"{where(turns[turn][0])}, message {turns[turn][1]}"
+
+    prompts = encoder.render([chats[row][:k] for row, k in turns], where_turn, for_answer=True)
+    answered = encoder.render([chats[row][: k + 1] for row, k in turns], where_turn, for_answer=False)
+    end_of_turn = tuple(encoder.tokenizer.get_added_vocab())
+    spans: list[list[Span]] = [[] for _ in chats]
+    for turn, (row, _) in enumerate(turns):
+        start, end = len(prompts[turn]), len(answered[turn])
+        if not (start <= end and texts[row].startswith(prompts[turn]) and texts[row].startswith(answered[turn])):
+            raise DataError(
+                f"{where_turn(turn)}: the chat template renders this turn differently when more turns follow, or after "
+                "its own generation prompt, so the assistant's tokens cannot be told exactly",
+                _FIX,
+            )
+        stripped = texts[row][start:end].rstrip()
+        if stripped.endswith(end_of_turn):
+            end = start + len(stripped)
+        spans[row].append((start, end))
+    return spans
+
+
+def _tokens_inside(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    first, last = np.array(offsets).T
+    inside = np.zeros(len(offsets), dtype=np.uint8)
+    for start, end in spans:
+        inside |= ((start <= first) & (last <= end) & (first < last)).astype(np.uint8)
+    return inside

@@ -1,0 +1,177 @@
+"""Rows of parquet, json and jsonl files, each of which knows the file and row it came from."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from quadriga.errors import DataError
+
+Row = dict[str, Any]
+BUILTIN = "builtin:"
+SUFFIXES = (".parquet", ".json", ".jsonl")
+
+
+class FileRows(Protocol):
+    def __len__(self) -> int: ...
+
+    def read(self, numbers: np.ndarray) -> list[Row]:
+        """The rows with these numbers (ascending, within the file) as plain Python objects."""
+
+
+class ArrowRows:
+    """Rows of an Arrow table: compact until they are read."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table.combine_chunks()
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def read(self, numbers: np.ndarray) -> list[Row]:
+        first, last = int(numbers[0]), int(numbers[-1])
+        if last - first + 1 == len(numbers):
+            return self.table.slice(first, len(numbers)).to_pylist()
+        return self.table.take(pa.array(numbers)).to_pylist()
+
+
+class ListRows:
+    """Rows that are Python objects already."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, numbers: np.ndarray) -> list[Row]:
+        return [self.rows[number] for number in numbers]
+
+
+class Rows:
+    """The rows of several files, numbered through from 0. Files may have different columns.
+
+    Args:
+        files: (name for messages, its rows) in order.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, FileRows]]) -> None:
+        self.names = [name for name, _ in files]
+        self.parts = [rows for _, rows in files]
+        self.starts = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, numbers: np.ndarray) -> list[Row]:
+        """The rows with these ascending numbers."""
+        rows: list[Row] = []
+        cuts = np.searchsorted(numbers, self.starts)
+        for part, start, low, high in zip(self.parts, self.starts, cuts, cuts[1:]):
+            if high > low:
+                rows.extend(part.read(numbers[low:high] - start))
+        return rows
+
+    def where(self, number: int) -> str:
+        """File and row number within it (from 0), for messages."""
+        part = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return f"{self.names[part]}, row {number - int(self.starts[part])}"
+
+
+def load_rows(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Rows:
+    """Reads one file or a list of files; `~` and environment variables in the paths are expanded.
+
+    `builtin:arithmetic/train` and `…/test` name rows that Quadriga generates itself.
+    """
+    names = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    if not names:
+        raise DataError("the list of data files is empty", "set data.train_files / data.val_files to at least one file")
+    rows = Rows([(name, _builtin(name) if name.startswith(BUILTIN) else _read_file(name)) for name in names])
+    if len(rows) == 0:
+        raise DataError(f"no rows in {', '.join(names)}", "give a file with at least one row")
+    return rows
+
+
+def expand_path(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser()
+
+
+def _builtin(name: str) -> FileRows:
+    from quadriga.data.prep.arithmetic import generate_arithmetic
+
+    train, test = generate_arithmetic()
+    known = {f"{BUILTIN}arithmetic/train": train, f"{BUILTIN}arithmetic/test": test}
+    if name not in known:
+        raise DataError(f"there is no built-in dataset {name!r}", f"use one of {', '.join(known)}, or a file")
+    return ListRows(known[name])
+
+
+def _read_file(name: str) -> FileRows:
+    path = expand_path(name)
+    shown = name if str(path) == name else f"{name} ({path})"
+    if not path.exists():
+        raise DataError(f"data file {shown} does not exist", "check the path; `quadriga prep --help` makes datasets")
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        raise DataError(f"{shown} is not a {', '.join(SUFFIXES)} file", "give files of these kinds, or a list of them")
+    return _read_parquet(path, name) if path.suffix == ".parquet" else _read_json(path, name)
+
+
+def _read_parquet(path: Path, name: str) -> FileRows:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name} cannot be read as parquet: {error}", "write the file again") from error
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{_bad_parquet_row(table, name)}: {error}", "store text as UTF-8") from error
+    return ArrowRows(table)
+
+
+def _bad_parquet_row(table: pa.Table, name: str) -> str:
+    for number in range(table.num_rows):
+        for column in table.column_names:
+            try:
+                table.column(column)[number].as_py()
+            except UnicodeDecodeError:
+                return f"{name}, row {number}: column {column!r} is not valid UTF-8"
+    return f"{name} is damaged"
+
+
+def _read_json(path: Path, name: str) -> FileRows:
+    """A JSON array of objects, or one JSON object a line; told apart by the first character."""
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if content.lstrip()[:1] != b"[":
+        lines = ((number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
+        return ListRows(
+            [_json_object(_parse(line, f"{name}, line {number}"), name, n) for n, (number, line) in enumerate(lines)]
+        )
+    return ListRows([_json_object(value, name, number) for number, value in enumerate(_parse(content, name))])
+
+
+def _parse(content: bytes, where: str) -> Any:
+    try:
+        return json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not valid UTF-8 at byte {error.start}", "save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: not valid JSON: {error}", "write one JSON object a line, or one JSON array of objects"
+        ) from error
+
+
+def _json_object(value: Any, name: str, number: int) -> Row:
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{name}, row {number}: a row must be a JSON object, found {type(value).__name__}",
+            "write one JSON object a line, or one JSON array of objects",
+        )
+    return value
