@@ -1,0 +1,24 @@
+"""Quadriga: reinforcement-learning post-training for language models.
+
+Importing this package is cheap: neither torch nor ray nor transformers is loaded until a name that needs them is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from quadriga.version import __version__
+
+if TYPE_CHECKING:
+    from quadriga.protocol import DataProto
+
+__all__ = ["DataProto", "__version__"]
+
+_LAZY = {"DataProto": "quadriga.protocol"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'quadriga' has no attribute {name!r}")

@@ -1,0 +1,65 @@
+"""The `quadriga` command. Each sub-command lives beside what it does and is imported only when it is called."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+
+from quadriga.errors import QuadrigaError
+from quadriga.version import __version__
+
+COMMANDS = {
+    "train": ("quadriga.trainer.main_ppo:_run_hydra", "run a PPO-family job: quadriga train key=value …"),
+    "plan": ("quadriga.config.plan:main", "print what a configuration amounts to, without running it"),
+    "doctor": ("quadriga.doctor:main", "check this machine, and say how to mend what is wrong"),
+    "prep": ("quadriga.data.prep:main", "turn a dataset into training and test files"),
+}
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"quadriga {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        print(f"quadriga: unknown command {name!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
+        print(_help(), file=sys.stderr)
+        return 2
+    module, function = COMMANDS[name][0].split(":")
+    return run_command(getattr(importlib.import_module(module), function), rest)
+
+
+def run_command(command: Callable[[list[str]], int | None], arguments: list[str]) -> int:
+    """Run `command`; one of our own errors is printed without a stack, unless `--debug` is among the arguments."""
+    debug = "--debug" in arguments
+    try:
+        return command([a for a in arguments if a != "--debug"]) or 0
+    except QuadrigaError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "usage: quadriga <command> …\n\n" + "\n".join(lines) + "\n\n--debug shows the stack of an error."
+
+
+if __name__ == "__main__":
+    main()

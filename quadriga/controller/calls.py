@@ -1,0 +1,127 @@
+"""Waiting for calls to Ray actors: always with a deadline, and with errors that say whose worker failed and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    NodeDiedError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from quadriga.errors import QuadrigaError, WorkerError
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+RAISED_IN = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who a worker is and where it sits, for messages."""
+
+    role: str
+    rank: int
+    world_size: int
+    node_ip: str = "unknown"
+    node_id: str = ""
+    pid: int = 0
+    actor_id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role} rank {self.rank} of {self.world_size} (node {self.node_ip}, pid {self.pid or 'unknown'})"
+
+
+class WorkersLost(WorkerError):
+    """Some workers died or never answered: their group cannot be used any more."""
+
+
+def fetch(
+    pending: list[Any],
+    seats: Callable[[], Sequence[Seat]],
+    method: str,
+    timeout_s: float | None,
+    doing: Callable[[int], str] | None = None,
+) -> list[Any]:
+    """The answers to `pending`, one per seat. The first failure ends the wait, whatever the others do.
+
+    Args:
+        pending: object references, in rank order.
+        seats: who the callees are; asked only when something went wrong.
+        method: what was called, for messages.
+        timeout_s: deadline.
+        doing: what the worker of a rank is doing right now, for the message after a missed deadline.
+
+    Raises:
+        WorkerError: a worker raised; its traceback comes first, then role, rank, node and pid.
+        WorkersLost: a worker died, or some did not answer within `timeout_s`.
+        QuadrigaError: a worker raised one of our own errors; the same class, with the place added.
+    """
+    try:
+        return ray.get(pending, timeout=timeout_s)
+    except GetTimeoutError:
+        done, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
+        late = [seat for ref, seat in zip(pending, seats()) if ref not in done]
+        lines = [f"no answer to {method} within {timeout_s:g} s from {len(late)} of {len(pending)} workers:"]
+        for seat in late:
+            lines.append(f"  {seat}" + (f", now in\n{doing(seat.rank)}" if doing else ""))
+        raise WorkersLost(
+            "\n".join(lines), "if the work really takes that long, raise controller.call_timeout_s; else see what it waits for"
+        ) from None
+    except RayError as error:
+        raise explain(error, seats(), method) from None
+
+
+def explain(error: RayError, seats: Sequence[Seat], method: str) -> QuadrigaError:
+    """A Ray error as one of ours."""
+    if isinstance(error, RayTaskError):
+        raised_in = RAISED_IN.search(str(error))
+        pid, ip = (int(raised_in[1]), raised_in[2]) if raised_in else (0, "unknown")
+        seat = next((s for s in seats if s.pid == pid and s.node_ip == ip), None)
+        place = f"in {method} of {seat}" if seat else f"in {method} (node {ip}, pid {pid})"
+        cause = error.cause
+        if isinstance(cause, QuadrigaError):
+            return type(cause)(f"{cause.what}\n  {place}", cause.fix)
+        if isinstance(cause, RayError) and not isinstance(cause, RayTaskError):
+            return explain(cause, seats, method)
+        return WorkerError(f"{_traceback(error)}\n\n{place}")
+    if isinstance(error, (ActorDiedError, WorkerCrashedError, NodeDiedError, ActorUnavailableError)):
+        actor_id = getattr(error, "actor_id", None)
+        seat = next((s for s in seats if s.actor_id and s.actor_id == actor_id), None)
+        who = str(seat) if seat else f"a worker of {seats[0].role}"
+        cause_text = _constructor_traceback(error)
+        if cause_text:
+            return WorkersLost(f"{cause_text}\n\nin the start of {who}")
+        return WorkersLost(
+            f"{who} died during {method}: {_death_detail(error)}",
+            "killed by hand or by the kernel for lack of memory (see dmesg), or crashed in native code: look at its log",
+        )
+    return WorkersLost(f"{method} failed: {type(error).__name__}: {error}", "see Ray's logs of that session")
+
+
+def _traceback(error: RayTaskError) -> str:
+    """The worker's own traceback, without Ray's header and colours."""
+    lines = ANSI.sub("", str(error)).rstrip().splitlines()
+    first = next((i for i, line in enumerate(lines) if line.lstrip().startswith("File ")), None)
+    if first is None:
+        return "\n".join(lines)
+    return "\n".join(["Traceback (most recent call last):", *lines[first:]])
+
+
+def _constructor_traceback(error: RayError) -> str:
+    text = ANSI.sub("", str(error))
+    return text if "The actor died because of an error raised in its creation task" in text else ""
+
+
+def _death_detail(error: RayError) -> str:
+    text = ANSI.sub("", str(error))
+    found = re.search(r"Worker exit type: (\w+).*?Worker exit detail: ([^.]*\.[^.]*\.)", text, re.DOTALL)
+    return f"{found[1]}, {found[2].strip()}" if found else " ".join(text.split())[:300]

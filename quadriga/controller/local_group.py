@@ -1,0 +1,125 @@
+"""A worker group in the calling process: the same surface as on Ray, for a debugger and for reading."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from quadriga.controller.group import WorkerGroup
+from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
+from quadriga.controller.placement_env import rank_environments, refuse_protected
+from quadriga.controller.pool import ResourcePool
+from quadriga.errors import ConfigError, WorkerError
+
+
+class LocalResourcePoolManager:
+    """Named pools and which role lives in which, as `ResourcePoolManager`, for slots that all are this process."""
+
+    def __init__(self, resource_pool_spec: Mapping[str, Sequence[int]], mapping: Mapping[Any, str]) -> None:
+        self.resource_pool_spec, self.mapping = resource_pool_spec, mapping
+        self.resource_pool_dict: dict[str, ResourcePool] = {}
+
+    def create_resource_pool(self) -> None:
+        self.resource_pool_dict = {name: ResourcePool(sizes) for name, sizes in self.resource_pool_spec.items()}
+
+    def shutdown(self) -> None:
+        self.resource_pool_dict = {}
+
+
+class LocalWorkerGroup(WorkerGroup):
+    """One slot in this very process. Calls run at once: breakpoints work, nothing is copied, errors come as they are.
+
+    Args:
+        resource_pool: as on Ray; it must have one slot, since a process can be only one rank.
+        ray_cls_with_init: a `RayClassWithInitArgs`, or what `create_colocated_worker_cls` made.
+        device_name: cuda, npu or cpu.
+        worker_env: environment variables, set in this process.
+    """
+
+    def __init__(
+        self,
+        resource_pool: ResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        device_name: str = "cpu",
+        worker_env: Mapping[str, str] | None = None,
+        **_same_call_as_on_ray: Any,
+    ) -> None:
+        if ray_cls_with_init is None:
+            raise ConfigError("a LocalWorkerGroup needs ray_cls_with_init", "LocalWorkerGroup(None, RayClassWithInitArgs(MyWorker))")
+        if resource_pool is not None and resource_pool.world_size != 1:
+            raise ConfigError(
+                f"{resource_pool.world_size} ranks cannot share one process",
+                "use one slot (trainer.nnodes=1, trainer.n_gpus_per_node=1) with trainer.executor=local, or trainer.executor=ray",
+            )
+        refuse_protected(worker_env or {})
+        self.world_size, self.device_name = 1, device_name
+        self._roles, self._prefixed = roles_of(ray_cls_with_init)
+        os.environ.update({**dict(worker_env or {}), **_environment(device_name)})
+        self._workers = {role: m.worker_class(*m.args, **m.kwargs) for role, m in self._roles.items()}
+        self._closed = False
+        for role, member in self._roles.items():
+            self.bind(member.worker_class, f"{role}_" if self._prefixed else "")
+
+    @property
+    def workers(self) -> list[Any]:
+        """The worker object itself (of the first role)."""
+        return [next(iter(self._workers.values()))]
+
+    def launch(self) -> None:
+        """Nothing: the workers are there."""
+
+    def wait_ready(self) -> None:
+        """Nothing: the workers are there."""
+
+    def spawn(self, prefix_set: Iterable[Any]) -> dict[str, LocalWorkerGroup]:
+        """A group for each role of a colocated one; methods lose their role prefix."""
+        groups = {}
+        for role in map(str, prefix_set):
+            if not self._prefixed or role not in self._roles:
+                raise ConfigError(f"this group has no role {role!r}", f"its roles are {', '.join(self._roles)}")
+            group = object.__new__(LocalWorkerGroup)
+            group.world_size, group.device_name, group._closed = 1, self.device_name, False
+            group._roles, group._prefixed = {role: self._roles[role]}, False
+            group._workers = {role: self._workers[role]}
+            group.bind(self._roles[role].worker_class)
+            groups[role] = group
+        return groups
+
+    def shutdown(self) -> None:
+        self._closed = True
+        self._workers = {}
+
+    def is_alive(self) -> bool:
+        return not self._closed
+
+    def prepare_call(self) -> None:
+        if self._closed:
+            raise WorkerError("the workers are gone: the group was shut down", "make a new worker group")
+
+    def submit(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        role, method = role_and_method(self._roles, self._prefixed, method)
+        result = getattr(self._workers[role], method)(*args, **kwargs)
+        return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+    def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
+        return pending
+
+
+def _environment(device: str) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {
+        "node_id": "local",
+        "node_ip": "127.0.0.1",
+        "port": port,
+        "cores": len(os.sched_getaffinity(0)),
+        "noset": [],
+        "accelerator_ids": {},
+        "environment": set(os.environ),
+    }
+    (variables,) = rank_environments([place], device, "")
+    return {**variables, "WG_BACKEND": "local"}

@@ -1,0 +1,67 @@
+"""The environment of each worker of a group, computed from where the group's processes have landed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quadriga.controller.worker import PROTECTED_VARIABLES
+from quadriga.errors import ConfigError
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def refuse_protected(worker_env: Mapping[str, str]) -> None:
+    touched = sorted(PROTECTED_VARIABLES & set(worker_env))
+    if touched:
+        raise ConfigError(
+            f"Cannot override protected system env: {{{', '.join(touched)}}}", "remove them from worker_env: the group sets them"
+        )
+
+
+def rank_environments(places: Sequence[Mapping[str, Any]], device: str, prefix: str) -> list[dict[str, str]]:
+    """Variables for each rank.
+
+    Args:
+        places: what `Slot.where` told, in rank order.
+        device: cuda, npu or cpu.
+        prefix: the group's name prefix.
+    """
+    nodes = [place["node_id"] for place in places]
+    one_node = len(set(nodes)) == 1
+    # On one node nothing needs to leave the machine, and loopback works where the host name does not resolve.
+    master = "127.0.0.1" if one_node else places[0]["node_ip"]
+    environments = []
+    for rank, place in enumerate(places):
+        local_rank, local_size = nodes[:rank].count(nodes[rank]), nodes.count(nodes[rank])
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(_device_number(place, device, local_rank)),
+            "LOCAL_WORLD_SIZE": str(local_size),
+            "RAY_LOCAL_RANK": str(local_rank),
+            "RAY_LOCAL_WORLD_SIZE": str(local_size),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(places[0]["port"]),
+            "WG_PREFIX": prefix,
+            "WG_BACKEND": "ray",
+            "QUADRIGA_DEVICE": device,
+        }
+        if device == "cpu":
+            # Ray has set OMP_NUM_THREADS from the CPUs it booked, which says nothing about the cores there are.
+            threads = str(max(1, place["cores"] // local_size))
+            variables.update(dict.fromkeys(THREAD_VARIABLES, threads))
+        if one_node and "GLOO_SOCKET_IFNAME" not in place["environment"]:
+            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        environments.append(variables)
+    return environments
+
+
+def _device_number(place: Mapping[str, Any], device: str, local_rank: int) -> int:
+    """The number torch must use: Ray shows each worker its own device as number 0, unless it was told not to."""
+    if device == "cpu":
+        return local_rank
+    if not place["noset"]:
+        return 0
+    ids = place["accelerator_ids"].get({"cuda": "GPU", "npu": "NPU"}[device]) or [local_rank]
+    return int(ids[0])

@@ -1,0 +1,297 @@
+"""A group of workers on Ray: one process per slot of a pool, each hosting one worker or several colocated ones."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from quadriga.controller.calls import Seat, WorkersLost, fetch
+from quadriga.controller.group import WorkerGroup
+from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
+from quadriga.controller.placement_env import rank_environments, refuse_protected
+from quadriga.controller.ray_pool import RayResourcePool
+from quadriga.controller.resources import RESOURCE_OF_DEVICE
+from quadriga.controller.slot import SlotActor
+from quadriga.errors import ConfigError, QuadrigaError, WorkerError
+
+GRACE_S = 5.0
+"""After one rank raised, the others get so long to finish before they count as stuck (in a collective, say)."""
+
+LARGE_BYTES = 100_000
+"""Ray copies smaller arguments into each call; larger ones are put into the object store once and shared."""
+
+
+@dataclass
+class _Crew:
+    """The processes of a group; shared by all groups that `spawn` makes of it."""
+
+    handles: list[Any]
+    names: list[str]
+    seats: list[Seat]
+    master: tuple[str, int] | None = None
+    building: list[Any] = field(default_factory=list)
+    ready: bool = False
+    lost: str = ""
+
+
+class RayWorkerGroup(WorkerGroup):
+    """Workers in the slots of a pool; their registered methods are methods of the group.
+
+    The processes are started at once and in parallel; `wait_ready` (or the first call) waits for them. A worker that dies
+    or does not answer in time makes the group unusable: its other workers are stopped, and every later call says why.
+
+    Args:
+        resource_pool: the slots; None with `worker_names` attaches to detached workers.
+        ray_cls_with_init: a `RayClassWithInitArgs`, or what `create_colocated_worker_cls` made.
+        name_prefix: of the Ray actors' names; random by default.
+        detached: the workers outlive the driver; find them again with `from_detached`.
+        worker_names: names of detached workers to attach to.
+        device_name: cuda, npu or cpu; by default the pool's.
+        worker_env: environment variables for the workers.
+        start_timeout_s: the workers must be up within this time.
+        call_timeout_s: any call must return within this time.
+    """
+
+    def __init__(
+        self,
+        resource_pool: RayResourcePool | None = None,
+        ray_cls_with_init: RayClassWithInitArgs | None = None,
+        name_prefix: str | None = None,
+        detached: bool = False,
+        worker_names: Sequence[str] | None = None,
+        device_name: str | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        start_timeout_s: float = 300.0,
+        call_timeout_s: float = 7200.0,
+    ) -> None:
+        if ray_cls_with_init is None or (resource_pool is None) == (worker_names is None):
+            raise ConfigError(
+                "a RayWorkerGroup needs ray_cls_with_init, and either a pool to start workers in or the names of detached ones",
+                "RayWorkerGroup(pool, RayClassWithInitArgs(MyWorker)) or RayWorkerGroup.from_detached(names, …)",
+            )
+        refuse_protected(worker_env or {})
+        self.start_timeout_s, self.call_timeout_s = start_timeout_s, call_timeout_s
+        self.worker_env = dict(worker_env or {})
+        self._members = ray_cls_with_init
+        self._roles, self._prefixed = roles_of(ray_cls_with_init)
+        self._label = "+".join(self._roles)
+        self.name_prefix = name_prefix if name_prefix is not None else f"{secrets.token_hex(3)}_"
+        if resource_pool is not None:
+            self.device_name = device_name or resource_pool.device
+            self._crew = self._start_processes(resource_pool, detached)
+        else:
+            self.device_name = device_name or "cpu"
+            self._crew = self._attach(list(worker_names or ()))
+        self.world_size = len(self._crew.handles)
+        for role, member in self._roles.items():
+            self.bind(member.worker_class, f"{role}_" if self._prefixed else "")
+
+    @classmethod
+    def from_detached(cls, worker_names: Sequence[str], ray_cls_with_init: RayClassWithInitArgs, **kwargs: Any) -> RayWorkerGroup:
+        """The group of workers that were started detached, maybe by another driver."""
+        return cls(None, ray_cls_with_init, worker_names=worker_names, **kwargs)
+
+    # ---- what it is made of ----
+
+    @property
+    def workers(self) -> list[Any]:
+        """The Ray actors, in rank order."""
+        return self._crew.handles
+
+    @property
+    def worker_names(self) -> list[str]:
+        return self._crew.names
+
+    @property
+    def seats(self) -> list[Seat]:
+        """Role, rank, node and pid of each worker; complete once the workers have started."""
+        return [replace(seat, role=self._label) for seat in self._crew.seats]
+
+    @property
+    def master_address(self) -> str:
+        self.launch()
+        return self._crew.master[0] if self._crew.master else ""
+
+    @property
+    def master_port(self) -> int:
+        self.launch()
+        return self._crew.master[1] if self._crew.master else 0
+
+    # ---- life ----
+
+    def launch(self) -> None:
+        """Give every process its place and let it start building its workers; does not wait for that."""
+        crew = self._crew
+        if crew.ready or crew.building or crew.lost:
+            return
+        places = self._await([h.where.remote(reserve_port=rank == 0) for rank, h in enumerate(crew.handles)], "its start")
+        crew.seats = [
+            replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
+            for seat, place in zip(crew.seats, places)
+        ]
+        environments = rank_environments(places, self.device_name, self.name_prefix)
+        crew.master = (environments[0]["MASTER_ADDR"], int(environments[0]["MASTER_PORT"]))
+        for handle, environment in zip(crew.handles, environments):
+            handle.set_environment.remote({**self.worker_env, **environment})
+        for role, member in self._roles.items():
+            shared = ray.put((member.args, member.kwargs)) if member.args or member.kwargs else None
+            crew.building.append(
+                [h.build.remote(role, member.worker_class, shared) for h in crew.handles]
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until every worker is constructed.
+
+        Raises:
+            WorkerError: a constructor raised, or the workers were not up within `start_timeout_s`.
+        """
+        self.launch()
+        while self._crew.building:
+            self._await(self._crew.building[0], "its construction")
+            self._crew.building.pop(0)
+        self._crew.ready = not self._crew.lost
+
+    def spawn(self, prefix_set: Iterable[Any]) -> dict[str, RayWorkerGroup]:
+        """A group for each role of a colocated one, sharing its processes; methods lose their role prefix."""
+        groups = {}
+        for role in map(str, prefix_set):
+            if not self._prefixed or role not in self._roles:
+                raise ConfigError(f"this group has no role {role!r}", f"its roles are {', '.join(self._roles)}")
+            group = object.__new__(RayWorkerGroup)
+            group.__dict__.update({k: v for k, v in self.__dict__.items() if k in _SHARED_BY_SPAWN})
+            group._roles, group._label, group._prefixed = {role: self._roles[role]}, role, False
+            group._parent = self
+            group.bind(self._roles[role].worker_class)
+            groups[role] = group
+        return groups
+
+    def shutdown(self) -> None:
+        """Stop the workers. The pool stays; give it back with its own `shutdown`."""
+        self._crew.lost = self._crew.lost or "it was shut down"
+        for handle in self._crew.handles:
+            ray.kill(handle, no_restart=True)
+
+    def is_alive(self) -> bool:
+        """Whether every process answers, even while it is busy."""
+        try:
+            ray.get([h.where.remote() for h in self._crew.handles], timeout=10)
+        except ray.exceptions.RayError:
+            return False
+        return True
+
+    def stacks(self, timeout_s: float = 10.0) -> list[str]:
+        """What each worker is doing right now, as Python stacks; works while they are busy or stuck."""
+        pending = [h.stacks.remote() for h in self._crew.handles]
+        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
+        answers = []
+        for ref, seat in zip(pending, self.seats):
+            try:
+                answers.append(f"{seat}\n{ray.get(ref, timeout=0)}")
+            except ray.exceptions.RayError as error:
+                answers.append(f"{seat}\n  no answer: {type(error).__name__}")
+        return answers
+
+    # ---- calls ----
+
+    def prepare_call(self) -> None:
+        if self._crew.lost:
+            raise WorkerError(f"the workers {self._label} are gone: {self._crew.lost}", "make a new worker group")
+        if not self._crew.ready:
+            (self._parent or self).wait_ready()
+
+    def submit(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        role, method = role_and_method(self._roles, self._prefixed, method)
+        return self._crew.handles[rank].call.remote(role, method, *args, **kwargs)
+
+    def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
+        return self._await(pending, method, self.call_timeout_s if timeout_s is None else timeout_s)
+
+    def share(self, value: Any) -> Any:
+        return ray.put(value) if _is_large(value) else value
+
+    # ---- inside ----
+
+    _parent: RayWorkerGroup | None = None
+
+    def _start_processes(self, pool: RayResourcePool, detached: bool) -> _Crew:
+        share = 1 / pool.max_colocate_count
+        accelerator = RESOURCE_OF_DEVICE[pool.device]
+        resources = dict(self._members.additional_resources)
+        if accelerator not in (None, "GPU"):
+            resources[str(accelerator)] = share
+        handles, names = [], []
+        bundles = pool.bundles()
+        for bundle in bundles:
+            name = f"{self.name_prefix}{self._label}_{bundle.group_number}:{bundle.index}"
+            options: dict[str, Any] = {
+                "num_cpus": pool.cpus_per_slot * share,
+                "num_gpus": share if accelerator == "GPU" else 0,
+                "resources": resources or None,
+                "name": name,
+                "lifetime": "detached" if detached else None,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, bundle.index, True),
+                **self._members.options,
+            }
+            names.append(name)
+            handles.append(SlotActor.options(**options).remote())
+        seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
+        return _Crew(handles, names, seats)
+
+    def _attach(self, names: list[str]) -> _Crew:
+        try:
+            handles = [ray.get_actor(name) for name in names]
+        except ValueError as error:
+            raise WorkerError(f"a detached worker is not there: {error}", "check the names and the namespace") from None
+        crew = _Crew(handles, names, [Seat(self._label, rank, len(names)) for rank in range(len(names))])
+        self._crew = crew
+        places = self._await([h.where.remote() for h in handles], "attaching", self.start_timeout_s)
+        crew.seats = [
+            replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
+            for seat, place in zip(crew.seats, places)
+        ]
+        crew.ready = True
+        return crew
+
+    def _await(self, pending: list[Any], what: str, timeout_s: float | None = None) -> list[Any]:
+        """Answers in rank order; a loss, or ranks that stay stuck after another one raised, ends the group."""
+        starting = timeout_s is None
+        try:
+            return fetch(
+                pending, lambda: self.seats, what, self.start_timeout_s if starting else timeout_s, self._doing
+            )
+        except QuadrigaError as error:
+            unusable = starting or isinstance(error, WorkersLost)
+            if not unusable:
+                done, _ = ray.wait(pending, num_returns=len(pending), timeout=GRACE_S, fetch_local=False)
+                unusable = len(done) < len(pending)
+            if unusable:
+                self._crew.lost = error.what.strip().splitlines()[0 if isinstance(error, WorkersLost) else -1].strip()
+                self.shutdown()
+            raise
+
+    def _doing(self, rank: int) -> str:
+        try:
+            return ray.get(self._crew.handles[rank].stacks.remote(only_call=True), timeout=3)
+        except ray.exceptions.RayError:
+            return "  (it does not answer at all)"
+
+
+_SHARED_BY_SPAWN = frozenset(
+    {"_crew", "world_size", "device_name", "worker_env", "name_prefix", "start_timeout_s", "call_timeout_s", "_members"}
+)
+
+
+def _is_large(value: Any) -> bool:
+    size = getattr(value, "nbytes", None)
+    if size is None and hasattr(value, "batch") and hasattr(value, "non_tensor_batch"):
+        tensors = value.batch.values() if value.batch is not None else ()
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        size += sum(len(column) * 8 for column in value.non_tensor_batch.values())
+    if size is None and isinstance(value, (bytes, bytearray, str)):
+        size = len(value)
+    return size is not None and size > LARGE_BYTES

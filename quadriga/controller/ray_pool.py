@@ -1,0 +1,271 @@
+"""Resource pools on Ray: one placement group per node, on nodes chosen beforehand, never waited for without a deadline."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from quadriga.controller.pool import ResourcePool
+from quadriga.controller.resources import (
+    Demand,
+    Node,
+    cluster_nodes,
+    detect_device,
+    reserve_nodes,
+    shortage,
+    slot_need,
+)
+from quadriga.errors import ConfigError, ResourceError
+
+PLACEMENT_TIMEOUT_S = 8.0
+"""Fitting groups are placed at once; longer means that a node went away or other work was faster."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One slot of a pool: bundle `index` of the placement group of its node."""
+
+    group: PlacementGroup
+    group_number: int
+    index: int
+
+
+class RayResourcePool(ResourcePool):
+    """A pool whose slots are bundles of Ray placement groups, one group per node.
+
+    Args:
+        process_on_nodes: slots on each node.
+        use_gpu: False is short for `device="cpu"`.
+        name_prefix: of the placement groups; random by default.
+        max_colocate_count: how many worker groups may share a slot, each with processes of its own.
+        detached: the placement groups outlive the driver.
+        accelerator_type: a node resource that every slot asks a sliver of, such as `accelerator_type:H200`.
+        device: cuda, npu or cpu; by default what the cluster has (cpu with `use_gpu=False`).
+        cpus_per_slot: CPUs reserved for a slot, whatever number of groups share it.
+        wait_s: how long to wait for a cluster that is still growing.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int] | None = None,
+        use_gpu: bool = True,
+        name_prefix: str | None = None,
+        max_colocate_count: int = 10,
+        detached: bool = False,
+        accelerator_type: str | None = None,
+        *,
+        device: str | None = None,
+        cpus_per_slot: float = 1.0,
+        wait_s: float = 0.0,
+    ) -> None:
+        super().__init__(process_on_nodes, max_colocate_count)
+        self.use_gpu = use_gpu
+        self.name_prefix = name_prefix or f"pool_{secrets.token_hex(3)}_"
+        self.detached = detached
+        self.accelerator_type = accelerator_type
+        self.cpus_per_slot = cpus_per_slot
+        self.wait_s = wait_s
+        self._device = device if use_gpu else "cpu"
+        self._groups: list[PlacementGroup] | None = None
+
+    @property
+    def device(self) -> str:
+        if self._device is None:
+            self._device = detect_device()
+        return self._device
+
+    def demands(self, pool_name: str | None = None) -> list[Demand]:
+        """What the pool needs, node by node."""
+        needs = []
+        for slots in self.store:
+            need = slot_need(self.device, slots, self.cpus_per_slot)
+            if self.accelerator_type:
+                need[self.accelerator_type] = 1e-4 * slots
+            needs.append(Demand(pool_name or self.name_prefix.rstrip("_"), slots, need))
+        return needs
+
+    def get_placement_groups(self, nodes: Sequence[Node] | None = None) -> list[PlacementGroup]:
+        """One placement group per entry of `store`, made on the first call.
+
+        Args:
+            nodes: where each entry goes; by default chosen now, so that entries lie on different nodes.
+        """
+        if self._groups is None:
+            self._groups = _make_groups(self, nodes or reserve_nodes(self.demands(), self.wait_s))
+        return self._groups
+
+    def bundles(self) -> list[Bundle]:
+        """The slots in rank order."""
+        groups = self.get_placement_groups()
+        return [Bundle(g, n, i) for n, (g, slots) in enumerate(zip(groups, self.store)) for i in range(slots)]
+
+    def shutdown(self) -> None:
+        """Give the slots back; workers still in them are killed."""
+        for group in self._groups or ():
+            remove_placement_group(group)
+        self._groups = None
+
+
+class SubRayResourcePool(RayResourcePool):
+    """Some of the slots of other pools, seen as a pool."""
+
+    def __init__(self, parents: Sequence[RayResourcePool], chosen: Callable[[], list[Bundle]], sizes: list[int]) -> None:
+        first = parents[0]
+        super().__init__(
+            sizes, max_colocate_count=first.max_colocate_count, device=first.device, cpus_per_slot=first.cpus_per_slot
+        )
+        self._parents, self._chosen = tuple(parents), chosen
+
+    def bundles(self) -> list[Bundle]:
+        return self._chosen()
+
+    def get_placement_groups(self, nodes: Sequence[Node] | None = None) -> list[PlacementGroup]:
+        return list(dict.fromkeys(b.group for b in self.bundles()))
+
+    def shutdown(self) -> None:
+        """Nothing: the slots belong to the pools this one was cut from."""
+
+
+def split_resource_pool(pool: RayResourcePool, sizes: int | Sequence[int]) -> list[SubRayResourcePool]:
+    """Cut a pool's slots, in rank order, into pools of the given sizes (or into `sizes` equal ones)."""
+    if isinstance(sizes, int):
+        if sizes < 1 or pool.world_size % sizes:
+            raise ConfigError(
+                f"{pool.world_size} slots cannot be split into {sizes} equal pools", "give the sizes as a list"
+            )
+        sizes = [pool.world_size // sizes] * sizes
+    if sum(sizes) != pool.world_size or min(sizes, default=0) < 1:
+        raise ConfigError(
+            f"sizes {list(sizes)} do not cover the pool's {pool.world_size} slots", "give positive sizes that add up to it"
+        )
+    parts, start = [], 0
+    node_of_slot = [n for n, slots in enumerate(pool.store) for _ in range(slots)]
+    for size in sizes:
+        taken = slice(start, start + size)
+        per_node = [node_of_slot[taken].count(n) for n in dict.fromkeys(node_of_slot[taken])]
+        parts.append(SubRayResourcePool([pool], lambda taken=taken: pool.bundles()[taken], per_node))
+        start += size
+    return parts
+
+
+def merge_resource_pool(a: RayResourcePool, b: RayResourcePool) -> SubRayResourcePool:
+    """The slots of both pools, those of `a` first."""
+    if (a.device, a.max_colocate_count) != (b.device, b.max_colocate_count):
+        raise ConfigError(
+            f"cannot merge a pool of {a.device} slots (max_colocate_count {a.max_colocate_count}) with one of {b.device} slots "
+            f"(max_colocate_count {b.max_colocate_count})",
+            "make both pools with the same device and max_colocate_count",
+        )
+    return SubRayResourcePool([a, b], lambda: a.bundles() + b.bundles(), [*a.store, *b.store])
+
+
+@dataclass
+class ResourcePoolManager:
+    """Named pools, and which role lives in which.
+
+    Args:
+        resource_pool_spec: e.g. `{"global_pool": [8, 8]}`: eight slots on each of two nodes.
+        mapping: role -> pool name.
+        device: cuda, npu or cpu; by default what the cluster has.
+    """
+
+    resource_pool_spec: Mapping[str, Sequence[int]]
+    mapping: Mapping[Any, str]
+    resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
+    device: str | None = None
+    cpus_per_slot: float = 1.0
+    wait_s: float = 0.0
+    max_colocate_count: int = 3
+
+    def __post_init__(self) -> None:
+        for role, pool in self.mapping.items():
+            if pool not in self.resource_pool_spec:
+                raise ConfigError(
+                    f"role {role} is mapped to the pool {pool!r}, which does not exist",
+                    f"map it to one of {', '.join(self.resource_pool_spec) or '(no pool is defined)'}",
+                )
+        for pool, sizes in self.resource_pool_spec.items():
+            if not sizes:
+                raise ConfigError(f"pool {pool!r} has no nodes", "give the slots per node, e.g. [8, 8]")
+
+    def create_resource_pool(self) -> None:
+        """Check that all pools fit the cluster together, then make them. Nothing is left behind if that fails."""
+        pools = {
+            name: RayResourcePool(
+                sizes,
+                name_prefix=f"{name}_{secrets.token_hex(3)}_",
+                max_colocate_count=self.max_colocate_count,
+                device=self.device,
+                cpus_per_slot=self.cpus_per_slot,
+            )
+            for name, sizes in self.resource_pool_spec.items()
+        }
+        demands = [d for name, pool in pools.items() for d in pool.demands(name)]
+        nodes = iter(reserve_nodes(demands, self.wait_s))
+        try:
+            for pool in pools.values():
+                pool.get_placement_groups([next(nodes) for _ in pool.store])
+        except ResourceError:
+            for pool in pools.values():
+                pool.shutdown()
+            raise
+        self.resource_pool_dict.update(pools)
+
+    def get_resource_pool(self, role: Hashable) -> RayResourcePool:
+        return self.resource_pool_dict[self.mapping[role]]
+
+    def get_n_gpus(self) -> int:
+        """Slots in all pools."""
+        return sum(sum(sizes) for sizes in self.resource_pool_spec.values())
+
+    def shutdown(self) -> None:
+        for pool in self.resource_pool_dict.values():
+            pool.shutdown()
+        self.resource_pool_dict.clear()
+
+
+def _make_groups(pool: RayResourcePool, nodes: Sequence[Node]) -> list[PlacementGroup]:
+    groups = []
+    target_by_id = "_soft_target_node_id" in signature(placement_group).parameters
+    for number, (demand, node) in enumerate(zip(pool.demands(), nodes)):
+        bundle = {resource: amount / demand.slots for resource, amount in demand.need.items()}
+        target = {"_soft_target_node_id": node.node_id} if target_by_id else {}
+        groups.append(
+            placement_group(
+                [dict(bundle) for _ in range(demand.slots)],
+                strategy="STRICT_PACK",
+                name=f"{pool.name_prefix}{number}",
+                lifetime="detached" if pool.detached else None,
+                **target,
+            )
+        )
+    deadline = time.monotonic() + max(PLACEMENT_TIMEOUT_S, pool.wait_s)
+    for group in groups:
+        if not group.wait(max(0.0, deadline - time.monotonic())):
+            error = shortage(pool.demands(), cluster_nodes())
+            for made in groups:
+                remove_placement_group(made)
+            raise error
+    return _in_stable_order(groups, pool.store)
+
+
+def _in_stable_order(groups: list[PlacementGroup], sizes: Sequence[int]) -> list[PlacementGroup]:
+    """Groups of equal size ordered by the address of their node, so that ranks are the same after a restart."""
+    order = {n.node_id: i for i, n in enumerate(cluster_nodes())}
+
+    def node_number(group: PlacementGroup) -> int:
+        table: dict[str, Any] = placement_group_table(group)
+        return order.get(next(iter(table["bundles_to_node_id"].values())), len(order))
+
+    by_size: dict[int, list[PlacementGroup]] = {}
+    for group, size in zip(groups, sizes):
+        by_size.setdefault(size, []).append(group)
+    for same in by_size.values():
+        same.sort(key=node_number)
+    return [by_size[size].pop(0) for size in sizes]

@@ -1,0 +1,86 @@
+"""The process in a slot of a pool: a Ray actor that hosts one or more worker objects, each under a role.
+
+It starts without importing torch, tells where it is, receives its environment, and only then builds its workers, so that
+variables such as OMP_NUM_THREADS act on libraries imported later. Calls run one after another on one thread; `control`
+calls run beside them, so a busy or stuck slot can still be asked where it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+import ray
+
+
+class Slot:
+    """Host of the worker objects of one slot."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Any] = {}
+        self._port_holder: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calling_thread: int | None = None
+
+    @ray.method(concurrency_group="control")
+    def where(self, reserve_port: bool = False) -> dict[str, Any]:
+        """Where this process runs and what it sees. With `reserve_port`, a free port is held until the first build."""
+        context = ray.get_runtime_context()
+        if reserve_port and self._port_holder is None:
+            self._port_holder = socket.socket()
+            self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port_holder.bind(("", 0))
+        return {
+            "pid": os.getpid(),
+            "node_id": context.get_node_id(),
+            "node_ip": ray.util.get_node_ip_address(),
+            "actor_id": context.get_actor_id(),
+            "accelerator_ids": context.get_accelerator_ids(),
+            "cores": len(os.sched_getaffinity(0)),
+            "environment": set(os.environ),
+            "noset": [n for n in os.environ if n.startswith("RAY_EXPERIMENTAL_NOSET_") and os.environ[n]],
+            "port": self._port_holder.getsockname()[1] if self._port_holder else None,
+        }
+
+    @ray.method(concurrency_group="control")
+    def stacks(self, only_call: bool = False) -> str:
+        """The Python stacks of all threads now, or only of the call that is running."""
+        names = {t.ident: t.name for t in threading.enumerate()}
+        parts = []
+        for ident, frame in sys._current_frames().items():
+            if only_call and ident == self._calling_thread:
+                return "".join(traceback.format_stack(frame)[-3:]).rstrip()
+            parts.append(f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame)))
+        return "  no call is running" if only_call else "\n".join(parts)
+
+    def set_environment(self, variables: dict[str, str]) -> None:
+        os.environ.update(variables)
+
+    def build(self, role: str, worker_class: type, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+        """Make the worker object of `role` from `(args, kwargs)`."""
+        self._calling_thread = threading.get_ident()
+        if self._port_holder is not None:
+            self._port_holder.close()
+            self._port_holder = None
+        args, kwargs = arguments or ((), {})
+        self._workers[role] = worker_class(*args, **kwargs)
+        self._calling_thread = None
+
+    def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        self._calling_thread = threading.get_ident()
+        try:
+            result = getattr(self._workers[role], method)(*args, **kwargs)
+            if asyncio.iscoroutine(result):
+                self._loop = self._loop or asyncio.new_event_loop()
+                return self._loop.run_until_complete(result)
+            return result
+        finally:
+            self._calling_thread = None
+
+
+SlotActor = ray.remote(concurrency_groups={"control": 1}, max_restarts=0)(Slot)

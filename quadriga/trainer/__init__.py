@@ -1,0 +1,1 @@
+"""Training runs: the entry points and the loop."""

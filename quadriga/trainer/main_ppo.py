@@ -1,0 +1,192 @@
+"""Entry point of PPO-family runs: `python -m quadriga.trainer.main_ppo key=value …`, `quadriga train …`, or `run_ppo(config)`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any
+
+import hydra
+
+from quadriga.config.load import load_config
+from quadriga.config.needs import need_critic, need_reference_policy
+from quadriga.config.schema import Config
+from quadriga.errors import ConfigError, QuadrigaError
+from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
+from quadriga.trainer.device import auto_set_device, detect_local_device
+from quadriga.trainer.ppo.role import Role
+
+
+@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
+def main(config: Any) -> None:
+    auto_set_device(config)
+    run_ppo(config)
+
+
+def run_ppo(config: Any, task_runner_class: Any = None) -> None:
+    """Run a whole training job; returns when it is done, raises what stopped it.
+
+    Ray is started unless it is running already (and stays up afterwards). With `trainer.executor=local` there is no Ray at
+    all: everything happens in this process.
+
+    Args:
+        config: an OmegaConf `DictConfig` (or a dict, or a typed `Config`); absent keys take their defaults.
+        task_runner_class: a class like `TaskRunner`, plain or made by `ray.remote`, that conducts the run instead of it.
+    """
+    checked = load_config(config)
+    if checked.trainer.executor == "local":
+        runner = (task_runner_class or TaskRunner)()
+        runner.run(config)
+        return
+    import ray
+
+    runtime_env = _runtime_env(checked)
+    if not ray.is_initialized():
+        from quadriga.controller.start_ray import start_ray
+
+        start_ray({**checked.ray_kwargs.ray_init, "runtime_env": runtime_env})
+    runner = _start_runner(task_runner_class or TaskRunner, runtime_env)
+    try:
+        ray.get(runner.run.remote(config))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, QuadrigaError):
+            raise error.cause from None
+        raise
+    finally:
+        ray.kill(runner)
+        if checked.ray_kwargs.timeline_json_file:
+            ray.timeline(filename=checked.ray_kwargs.timeline_json_file)
+
+
+class TaskRunner:
+    """Conducts a run: decides which roles it has, where they live, and steers them. Subclass it to change any of that."""
+
+    def __init__(self) -> None:
+        self.role_worker_mapping: dict[Role, Any] = {}
+        self.mapping: dict[Role, str] = {}
+
+    def add_actor_rollout_worker(self, config: Any) -> tuple[Any, Any]:
+        """The policy. Returns its worker class and the worker group class of the run."""
+        from quadriga.workers import ActorRolloutRefWorker
+
+        self._add(Role.ActorRollout, ActorRolloutRefWorker, "global_pool")
+        if config.trainer.executor == "local":
+            from quadriga.controller import LocalWorkerGroup
+
+            return ActorRolloutRefWorker, LocalWorkerGroup
+        from quadriga.controller import RayWorkerGroup
+
+        return ActorRolloutRefWorker, RayWorkerGroup
+
+    def add_critic_worker(self, config: Any) -> None:
+        """The value model, where the advantage estimator needs one."""
+        if need_critic(config):
+            from quadriga.workers import CriticWorker
+
+            self._add(Role.Critic, CriticWorker, "global_pool")
+
+    def add_reward_model_worker(self, config: Any) -> None:
+        """The reward model, if there is one, in the shared pool or in its own."""
+        if config.reward_model.enable:
+            from quadriga.workers import RewardModelWorker
+
+            own_pool = config.reward_model.enable_resource_pool
+            self._add(Role.RewardModel, RewardModelWorker, "reward_pool" if own_pool else "global_pool")
+
+    def add_ref_policy_worker(self, config: Any, ref_policy_cls: Any) -> None:
+        """The reference policy, where a KL term needs one. With LoRA the actor without its adapter is the reference."""
+        if need_reference_policy(config) and config.actor_rollout_ref.model.lora_rank == 0:
+            self._add(Role.RefPolicy, ref_policy_cls, "global_pool")
+
+    def init_resource_pool_mgr(self, config: Any) -> Any:
+        """The pools of the run, not yet made."""
+        resource_pool_spec = {
+            "global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes,
+        }
+        if config.reward_model.enable and config.reward_model.enable_resource_pool:
+            for name in ("n_gpus_per_node", "nnodes"):
+                if getattr(config.reward_model, name) <= 0:
+                    raise ConfigError(f"config.reward_model.{name} must be greater than 0", f"set reward_model.{name}")
+            resource_pool_spec["reward_pool"] = [config.reward_model.n_gpus_per_node] * config.reward_model.nnodes
+        if config.trainer.executor == "local":
+            from quadriga.controller.local_group import LocalResourcePoolManager
+
+            return LocalResourcePoolManager(resource_pool_spec, self.mapping)
+        from quadriga.controller import ResourcePoolManager
+
+        return ResourcePoolManager(
+            resource_pool_spec=resource_pool_spec,
+            mapping=self.mapping,
+            device=config.trainer.device,
+            cpus_per_slot=config.controller.cpus_per_slot,
+            wait_s=config.trainer.resource_wait_s,
+        )
+
+    def run(self, config: Any) -> None:
+        """Check, place and start everything, train, and leave nothing behind."""
+        from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
+        from quadriga.trainer.report import print_workers
+
+        config = load_config(config)
+        print(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
+        actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
+        self.add_critic_worker(config)
+        self.add_reward_model_worker(config)
+        self.add_ref_policy_worker(config, actor_rollout_cls)
+        trainer = RayPPOTrainer(
+            config=config,
+            role_worker_mapping=self.role_worker_mapping,
+            resource_pool_manager=self.init_resource_pool_mgr(config),
+            ray_worker_group_cls=worker_group_cls,
+        )
+        try:
+            print_workers(trainer.init_workers(), trainer.resource_pool_manager)
+        finally:
+            trainer.shutdown()
+
+    def _add(self, role: Role, worker_class: Any, pool: str) -> None:
+        self.role_worker_mapping[role] = worker_class
+        self.mapping[role] = pool
+
+
+def _runtime_env(config: Config) -> dict[str, Any]:
+    """Defaults, then what the configuration implies, then what the user says in ray_kwargs.ray_init.runtime_env."""
+    runtime_env = get_ppo_ray_runtime_env()
+    if config.transfer_queue.enable:
+        runtime_env["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
+    user = dict(config.ray_kwargs.ray_init.get("runtime_env") or {})
+    env_vars = {**runtime_env["env_vars"], **{k: str(v) for k, v in (user.pop("env_vars", None) or {}).items()}}
+    return {**runtime_env, **user, "env_vars": env_vars}
+
+
+def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
+    """The runner as an actor, by preference on this node. It mostly waits, so it books no CPU."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not hasattr(runner_class, "remote"):
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        runner_class = ray.remote(num_cpus=0, scheduling_strategy=here)(runner_class)
+    # Ray may have been started by somebody else, without our defaults: they are given to the runner, and its workers inherit them.
+    return runner_class.options(runtime_env={"env_vars": runtime_env["env_vars"]}).remote()
+
+
+def command(arguments: list[str]) -> int:
+    """`main` for a command line: exit code 0, or 1 after printing what went wrong (with the stack under `--debug`)."""
+    from quadriga.cli import run_command
+
+    return run_command(_run_hydra, arguments)
+
+
+def _run_hydra(arguments: list[str]) -> int:
+    from quadriga.config.load import screen_overrides
+
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach run_command instead of being printed by Hydra
+    sys.argv = [sys.argv[0], *screen_overrides(arguments)]
+    main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""What all workers of a run have in common: a role, the configuration, and collectives with their peers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from quadriga.config.schema import Config
+from quadriga.controller.dispatch import Dispatch, register
+from quadriga.controller.worker import Worker
+from quadriga.errors import WorkerError
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """One line of the table that a run prints when its workers are up."""
+
+    role: str
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    device: str
+    collectives: str
+    threads: int
+
+
+class RunWorker(Worker):
+    """A worker of a training run.
+
+    Args:
+        config: the whole, checked configuration.
+        role: the part it plays, as `str(Role)`.
+    """
+
+    def __init__(self, config: Config, role: str) -> None:
+        super().__init__()
+        self.config, self.role = config, role
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def join(self) -> WorkerReport:
+        """Join the collectives and prove it: every rank must hear of every other."""
+        import torch
+        import torch.distributed as dist
+
+        self.init_process_group(self.config.actor_rollout_ref.nccl_timeout)
+        ranks = torch.tensor([self.rank], device=None if self.device_name == "cpu" else self.device_name)
+        dist.all_reduce(ranks)
+        if int(ranks) != self.world_size * (self.world_size - 1) // 2:
+            raise WorkerError(
+                f"the collectives of {self.role} do not connect its {self.world_size} ranks: their numbers add up to {int(ranks)}",
+                "check that DIST_INIT_METHOD, where set, is the same for all ranks and free for this run",
+            )
+        return WorkerReport(
+            role=self.role,
+            rank=self.rank,
+            world_size=self.world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=self.device_name,
+            collectives=dist.get_backend(),
+            threads=torch.get_num_threads(),
+        )

@@ -1,0 +1,23 @@
+"""Fixtures used by the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Set before torch or ray start anywhere in the suite: deterministic, quiet, and no telemetry.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder `shared/` that lies beside the checkout; tests that need its data skip where it is absent."""
+    folder = REPO.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the shared/ folder beside the checkout (public datasets, seeds); it is not here")
+    return folder
