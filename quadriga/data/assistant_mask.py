@@ -9,14 +9,15 @@ is then found in the text, in one of two ways:
   template that rewrites earlier turns (say, removes their reasoning) fails this test: an error, not a wrong mask.
 
 White space that a template writes after the end-of-turn token is not the assistant's: generation stops at that token.
-A token is the assistant's if it lies wholly inside its text.
+A token is the assistant's if it lies wholly inside its text. One that is half prompt and half answer is not: after that
+prompt the model could never write it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,10 +32,14 @@ _FIX = (
 )
 
 
-def encode_chats(
-    chats: Sequence[list[Message]], encoder: ChatEncoder, where: Callable[[int], str]
-) -> list[tuple[list[int], np.ndarray]]:
-    """(token ids, mask [tokens] uint8) of each chat; `where(i)` names the file and row of chat i."""
+class Example(NamedTuple):
+    ids: list[int]
+    mask: np.ndarray  # [tokens] uint8: 1 where the token itself is a target
+    straddles: bool = False  # a token is half prompt and half answer
+
+
+def encode_chats(chats: Sequence[list[Message]], encoder: ChatEncoder, where: Callable[[int], str]) -> list[Example]:
+    """Every chat tokenised, with the mask of the assistant's tokens; `where(i)` names the file and row of chat i."""
     for row, chat in enumerate(chats):
         if not any(message["role"] == "assistant" for message in chat):
             raise DataError(
@@ -50,11 +55,11 @@ def encode_chats(
         )
     spans = _assistant_spans(chats, texts, encoder, where)
     encoding = encoder.encoding(texts, return_offsets_mapping=True)
-    masks = [_tokens_inside(offsets, own) for offsets, own in zip(encoding["offset_mapping"], spans)]
-    return list(zip(encoding["input_ids"], masks))
+    marks = [_mark(offsets, own) for offsets, own in zip(encoding["offset_mapping"], spans)]
+    return [Example(ids, *mark) for ids, mark in zip(encoding["input_ids"], marks)]
 
 
-def _encode_marked(chats: Sequence[list[Message]], encoder: ChatEncoder) -> list[tuple[list[int], np.ndarray]]:
+def _encode_marked(chats: Sequence[list[Message]], encoder: ChatEncoder) -> list[Example]:
     encoding: Any = encoder.tokenizer.apply_chat_template(
         list(chats),
         chat_template=encoder.chat_template,
@@ -63,7 +68,7 @@ def _encode_marked(chats: Sequence[list[Message]], encoder: ChatEncoder) -> list
         **encoder.template_kwargs,
     )
     masks = [np.array(mask, dtype=np.uint8) for mask in encoding["assistant_masks"]]
-    return list(zip(encoding["input_ids"], masks))
+    return [Example(ids, mask) for ids, mask in zip(encoding["input_ids"], masks)]
 
 
 def _assistant_spans(
@@ -96,9 +101,11 @@ def _assistant_spans(
     return spans
 
 
-def _tokens_inside(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+def _mark(offsets: Sequence[Span], spans: Sequence[Span]) -> tuple[np.ndarray, bool]:
     first, last = np.array(offsets).T
-    inside = np.zeros(len(offsets), dtype=np.uint8)
+    inside = np.zeros(len(offsets), dtype=bool)
+    straddles = False
     for start, end in spans:
-        inside |= ((start <= first) & (last <= end) & (first < last)).astype(np.uint8)
-    return inside
+        inside |= (start <= first) & (last <= end) & (first < last)
+        straddles |= bool(((first < start) & (start < last)).any())
+    return inside.astype(np.uint8), straddles

@@ -147,14 +147,23 @@ def _bad_parquet_row(table: pa.Table, name: str) -> str:
 
 
 def _read_json(path: Path, name: str) -> FileRows:
-    """A JSON array of objects, or one JSON object a line; told apart by the first character."""
+    """A JSON array of objects, one JSON object a line, or (in a .json file) a single object over several lines."""
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    if content.lstrip()[:1] != b"[":
-        lines = ((number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip())
-        return ListRows(
-            [_json_object(_parse(line, f"{name}, line {number}"), name, n) for n, (number, line) in enumerate(lines)]
-        )
-    return ListRows([_json_object(value, name, number) for number, value in enumerate(_parse(content, name))])
+    if content.lstrip()[:1] == b"[":
+        values = _parse(content, name)
+    elif path.suffix == ".json" and (single := _single_object(content)) is not None:
+        values = [single]
+    else:
+        lines = enumerate(content.splitlines(), 1)
+        values = [_parse(line, f"{name}, line {number}") for number, line in lines if line.strip()]
+    return ListRows([_json_object(value, name, number) for number, value in enumerate(values)])
+
+
+def _single_object(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
 
 
 def _parse(content: bytes, where: str) -> Any:

@@ -37,7 +37,7 @@ class BatchLoader:
     ) -> None:
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.collate, self.drop_last = collate, drop_last
-        self.epoch = 0
+        self.epoch = 0  # the one the sampler is in
         self._positions: Iterator[int] | None = None
 
     def __len__(self) -> int:
@@ -46,8 +46,8 @@ class BatchLoader:
         return whole if self.drop_last or not rest else whole + 1
 
     def next_batch(self) -> tuple[int, DataProto]:
-        positions = self._next_positions()
-        return self.epoch, make_batch(self.dataset, positions, self.collate, self.epoch)
+        epoch, positions = self._next_positions()
+        return epoch, make_batch(self.dataset, positions, self.collate, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "sampler": self.sampler.state_dict()}
@@ -57,15 +57,17 @@ class BatchLoader:
         self.epoch = int(state["epoch"])
         self._positions = None
 
-    def _next_positions(self) -> list[int]:
+    def _next_positions(self) -> tuple[int, list[int]]:
         for _ in range(2):  # the epoch at hand may have nothing left; a fresh one must give a batch
             if self._positions is None:
                 self._positions = iter(self.sampler)
+            epoch = self.epoch
             positions = list(islice(self._positions, self.batch_size))
+            if len(positions) < self.batch_size:  # the sampler has gone on to its next epoch, so does the loader
+                self._positions = None
+                self.epoch += 1
             if len(positions) == self.batch_size or (positions and not self.drop_last):
-                return positions
-            self._positions = None
-            self.epoch += 1
+                return epoch, positions
         raise DataError(
             f"the sampler {type(self.sampler).__name__} gave {len(positions)} rows in a whole epoch, "
             f"fewer than one batch of {self.batch_size}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quadriga.errors import DataError
+
 _WORD = 2**64
 # Epochs count up from 0, so the streams for other purposes count down from the top and never meet them.
 SUBSAMPLE_STREAM = _WORD - 1
@@ -29,6 +31,8 @@ def seeded_order(num_rows: int, seed: int, stream: int) -> np.ndarray:
 
 def select_samples(num_rows: int, max_samples: int, *, shuffle: bool, seed: int) -> np.ndarray:
     """Ascending numbers of the rows to keep: all for a negative `max_samples`, else the first n, or a drawn n."""
+    if max_samples == 0:
+        raise DataError(f"max_samples=0 leaves 0 of {num_rows} rows", "use -1 for all rows, or a positive number")
     if max_samples < 0 or max_samples >= num_rows:
         return np.arange(num_rows)
     if not shuffle:

@@ -115,7 +115,7 @@ class RLDataset:
         if not isinstance(source, str) or not source:
             raise DataError(
                 _missing(where, self.reward_fn_key, source, row),
-                f"name each row's task in a column {self.reward_fn_key!r}, or set data.reward_fn_key to the one with it",
+                f"name each row's task in a column {self.reward_fn_key!r}, or set data.reward_fn_key to another one",
             )
         for name in ("reward_model", "extra_info"):
             if not isinstance(row.get(name), (dict, type(None))):

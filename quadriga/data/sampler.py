@@ -62,7 +62,7 @@ class ResumableSampler:
         self.cursor = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """(seed, epoch, cursor), and what they mean nothing without: how many rows there are and whether in file order."""
+        """(seed, epoch, cursor), with the number of rows and whether they are shuffled, to check them against."""
         return {
             "seed": self.seed,
             "epoch": self.epoch,

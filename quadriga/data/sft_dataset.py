@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quadriga.data.assistant_mask import encode_chats
+from quadriga.data.assistant_mask import Example, encode_chats
 from quadriga.data.chat import ChatEncoder, Prompt
 from quadriga.data.files import Row, load_rows
 from quadriga.data.length_limit import check_truncation, kept_tokens
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1000
-Example = tuple[list[int], np.ndarray]
 
 
 class SFTDataset:
@@ -87,15 +86,22 @@ class SFTDataset:
         }
 
     def _encode_all(self) -> tuple[RaggedTokens, RaggedTokens]:
-        tokens, masks = [], []
+        tokens, masks, straddling = [], [], 0
         with progress_bar("tokenising examples", len(self)) as advance:
             for start in range(0, len(self), CHUNK_ROWS):
                 indices = self.indices[start : start + CHUNK_ROWS]
                 examples = self._encode(indices, lambda i, at=indices: self.rows.where(int(at[i])))  # type: ignore[misc]
-                cut = [self._limit(ids, mask, int(index)) for index, (ids, mask) in zip(indices, examples)]
+                cut = [self._limit(example, int(index)) for index, example in zip(indices, examples)]
+                straddling += sum(example.straddles for example in examples)
                 tokens.append(RaggedTokens.from_rows(ids for ids, _ in cut))
                 masks.append(RaggedTokens.from_rows((mask for _, mask in cut), np.uint8))
                 advance(len(indices))
+        if straddling:
+            logger.warning(
+                "%d of %d rows have a token that is half prompt and half answer; it is not a target. If they are many, "
+                "let the chat template end its generation prompt with a special token or a line break",
+                straddling, len(self),
+            )  # fmt: skip
         return RaggedTokens.concat(tokens), RaggedTokens.concat(masks)
 
     def _encode(self, indices: np.ndarray, where: Callable[[int], str]) -> list[Example]:
@@ -132,11 +138,12 @@ class SFTDataset:
         prompts = self.encoder.encode_prompts([prompt for prompt, _ in pairs], where)
         responses = self.encoder.encode([response for _, response in pairs], where)
         return [
-            ([*prompt, *response, eos], np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(response) + 1]))
+            Example([*prompt, *response, eos], np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(response) + 1]))
             for prompt, response in zip(prompts, responses)
         ]
 
-    def _limit(self, ids: list[int], mask: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def _limit(self, example: Example, index: int) -> tuple[np.ndarray, np.ndarray]:
+        ids, mask, _ = example
         if len(ids) > self.max_length and self.truncation == "error":
             raise DataError(
                 f"{self.rows.where(index)}: the example has {len(ids)} tokens, data.max_length is {self.max_length}",
@@ -177,7 +184,7 @@ def _follow(row: Row, path: Sequence[str], where: str) -> Any:
             inside = f"inside {_name(path[:depth])} " if depth else ""
             raise DataError(
                 f"{where}: there is no {key!r} {inside}(found: {found})",
-                "set data.messages_key, or data.prompt_key and data.response_key (and their dict keys), to columns of the file",
+                "set data.messages_key, or data.prompt_key and data.response_key and their dict keys, to what there is",
             )
         value = value[key]
     return value

@@ -64,7 +64,7 @@ def math(example: Row, split: str, index: int) -> Row:
 
 def svamp(example: Row, split: str, index: int) -> Row:
     body, question = _text(example, "Body").strip(), _text(example, "Question").strip()
-    # Some bodies end in the middle of the sentence that the question completes ("If there is a discount of 25 dollars").
+    # Some bodies end in the middle of the sentence that the question completes ("If there is a discount of 25 dollars")
     text = f"{body} {question}" if body.endswith((".", "?", "!")) else f"{body}, {question[0].lower()}{question[1:]}"
     result = _plain_number(example.get("Answer"))
     return make_row(
