@@ -1,0 +1,32 @@
+# Everything here works on a fresh machine: each target builds the virtual environment first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: quickstart test test-slow lint venv clean
+
+quickstart: $(READY)  ## set up and run the main job
+	$(BIN)/quadriga train
+
+test: $(READY) lint  ## set up and pass the tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(READY)  ## the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,tensorboard]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
