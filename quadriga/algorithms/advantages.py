@@ -43,7 +43,9 @@ _HOW_TO_GET = {
 
 
 @torch.no_grad()
-def compute_advantage(name: str, **inputs: Any) -> tuple[Tensor, Tensor]:
+def compute_advantage(
+    name: str, *, token_level_rewards: Tensor, response_mask: Tensor, group_ids: Any = None, **inputs: Any
+) -> tuple[Tensor, Tensor]:
     """Advantages and returns `[B, T]` by the estimator `name`, after checking the inputs (see the module's docstring).
 
     An estimator is called with the inputs it declares; those that are None count as not given. `group_ids` may also be
@@ -53,11 +55,12 @@ def compute_advantage(name: str, **inputs: Any) -> tuple[Tensor, Tensor]:
         ConfigError: unknown name, or an input that the estimator needs is missing.
         DataError: shapes do not fit, or a row's reward is not finite.
     """
-    if inputs.get("group_ids") is not None and not isinstance(inputs["group_ids"], Tensor):
-        inputs["group_ids"] = group_ids_from_uids(inputs["group_ids"])
-    _check(inputs)
+    if group_ids is not None and not isinstance(group_ids, Tensor):
+        group_ids = group_ids_from_uids(group_ids).to(token_level_rewards.device)
+    inputs |= {"token_level_rewards": token_level_rewards, "response_mask": response_mask, "group_ids": group_ids}
+    _check(token_level_rewards, inputs)
     result = _ESTIMATORS.call(name, inputs, _HOW_TO_GET)
-    shape = inputs["token_level_rewards"].shape
+    shape = token_level_rewards.shape
     if not (isinstance(result, tuple) and len(result) == 2 and all(getattr(x, "shape", 0) == shape for x in result)):
         raise DataError(
             f"The advantage estimator {name!r} did not return two tensors of shape {tuple(shape)}.",
@@ -236,28 +239,21 @@ def _discounted_sum(x: Tensor, mask: Tensor, decay: float) -> Tensor:
     return sums.t()
 
 
-def _check(inputs: dict[str, Any]) -> None:
-    rewards, mask = inputs.get("token_level_rewards"), inputs.get("response_mask")
-    if not isinstance(rewards, Tensor) or rewards.dim() != 2 or not rewards.is_floating_point():
+def _check(rewards: Tensor, inputs: dict[str, Any]) -> None:
+    if rewards.dim() != 2 or not rewards.is_floating_point():
         raise DataError(
-            "token_level_rewards must be a floating-point tensor [rows, tokens].", "give one reward a token"
+            f"token_level_rewards is {rewards.dtype} {tuple(rewards.shape)}.", "give floating-point [rows, tokens]"
         )
     rows, tokens = rewards.shape
-    expected = {
-        "response_mask": (rows, tokens),
-        "values": (rows, tokens),
-        "group_ids": (rows,),
-        "reward_baselines": (rows,),
-    }
+    by_row, by_token = (rows,), (rows, tokens)
+    expected = {"response_mask": by_token, "values": by_token, "group_ids": by_row, "reward_baselines": by_row}
     for key, shape in expected.items():
         given = inputs.get(key)
         if given is not None and tuple(given.shape) != shape:
             raise DataError(
-                f"{key} has shape {tuple(given.shape)}, but the rewards {tuple(rewards.shape)} ask for {shape}.",
-                "give one entry for each row" + (" and token" if len(shape) == 2 else ""),
+                f"{key} has shape {tuple(given.shape)}; with rewards {tuple(rewards.shape)} it must have {shape}.",
+                "give one entry for each row" + (" and token" if shape == by_token else ""),
             )
-    if mask is None:
-        raise DataError("response_mask is missing.", "give 1 for tokens that the policy produced, 0 for the others")
     finite = rewards.sum(-1).isfinite()
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])

@@ -8,8 +8,8 @@
   You Off-Policy RL Training); `"lo_hi"` sets those outside [lo, hi] to 0 instead (IcePop; Ling team 2025).
 - **Rejection** (`rollout_rs`): names `scope_statistic`, several with commas, all of which must hold. The statistic is
   `k1` d, `k2` d²/2 or `k3` exp(d) − d − 1, its scope `token`, `seq_sum`, `seq_mean` or `seq_max`; what is outside the
-  bounds leaves the mask, be it a token or the whole sequence. `rollout_rs_threshold` has one entry for each name, or one
-  for all: for k1 `"lo_hi"` bounds of the ratio exp(·), a single C meaning [1/C, C]; for k2 and k3 an upper bound.
+  bounds leaves the mask, be it a token or the whole sequence. `rollout_rs_threshold` has one entry for each name or
+  one for all: for k1 `"lo_hi"` bounds of the ratio exp(·), a single C meaning [1/C, C]; for k2 and k3 an upper bound.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from quadriga.errors import DataError
 
 
 def group_ids_from_uids(uids: Iterable[Hashable] | Any) -> Tensor:
-    """Prompt uids (strings, numbers, tuples; list or 1-D array) → dense int64 ids `[B]` in order of first appearance."""
+    """Prompt uids (strings, numbers, tuples; list or 1-D array) → dense int64 ids `[B]`, by first appearance."""
     rows = uids.tolist() if hasattr(uids, "tolist") else list(uids)
     number: dict[Hashable, int] = {}
     try:

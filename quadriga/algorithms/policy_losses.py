@@ -2,8 +2,8 @@
 
 Every loss is a pure function with keyword arguments that returns `(loss, metrics)`: a scalar, and a dict of scalars
 without gradient. Both are these rows' share of the mini-batch, normalised by `loss_agg`, so that summing over
-micro-batches and ranks gives the mini-batch's value. It takes those of the following that it needs (padded `[B, T]`, not
-packed; what lies under a zero of the mask is never read and gets gradient 0):
+micro-batches and ranks gives the mini-batch's value. It takes those of the following that it needs (padded `[B, T]`,
+not packed; what lies under a zero of the mask is never read and gets gradient 0):
 
 - `log_prob` (with gradient), `old_log_prob`, `advantages`, `response_mask`: `[B, T]`;
 - `loss_agg`: the `Aggregation`, always honoured;

@@ -21,8 +21,8 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped value loss: ℓ = ½ · max((v − R)², (clip(v, v_old ± cliprange_value) − R)²), all `[B, T]`.
 
-    Like the policy's clip (Schulman et al. 2017, arXiv 1707.06347), it stops a value from moving far in one step. Returns
-    these rows' share of the mini-batch's loss, and metrics that add up likewise.
+    Like the policy's clip (Schulman et al. 2017, arXiv 1707.06347), it stops a value from moving far in one step.
+    Returns these rows' share of the mini-batch's loss, and metrics that add up likewise.
     """
     if not cliprange_value >= 0:
         raise ConfigError(f"critic.cliprange_value is {cliprange_value}.", "set it to a number ≥ 0")
