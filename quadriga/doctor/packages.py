@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import tomllib
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -86,11 +87,11 @@ def audit(roots: Iterable[str], find: Callable[[str], Installed | None]) -> tupl
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    todo = [("quadriga", "", text) for text in roots]
+    todo = deque(("quadriga", "", text) for text in roots)
     seen: set[tuple[str, str]] = set()
     unmet: dict[Unmet, None] = {}
     while todo:
-        needed_by, extra, text = todo.pop()
+        needed_by, extra, text = todo.popleft()
         requirement = Requirement(text)
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue

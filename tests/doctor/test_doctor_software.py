@@ -47,7 +47,7 @@ def test_packages_that_need_each_other_do_not_loop() -> None:
 
 
 def test_missing_and_old_packages_fail_with_the_command_that_installs_them() -> None:
-    missing, old = package_findings("peft>=0.17", "sympy>=1.13")[::-1]
+    missing, old = package_findings("peft>=0.17", "sympy>=1.13")
     assert missing.status == old.status == "fail"
     assert missing.what == "quadriga needs peft>=0.17, but it is not installed"
     assert old.what == "quadriga needs sympy>=1.13, but 1.12 is installed"
