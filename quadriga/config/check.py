@@ -1,0 +1,213 @@
+"""What can only be judged on the configuration as a whole: values without effect and combinations that cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from quadriga.config.batch_arithmetic import report_batch_sizes
+from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS
+from quadriga.config.needs import (
+    need_critic,
+    need_reference_policy,
+    need_reward_model,
+    uses_token_budget,
+    worker_slots,
+)
+from quadriga.config.no_effect import report_values_without_effect
+from quadriga.config.rollout_correction import report_rollout_correction
+from quadriga.config.schema import Config
+from quadriga.config.typed import Problems
+
+ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+
+
+def check(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
+    """Note every value without effect and every impossible combination.
+
+    Args:
+        set_by_user: dotted keys with another value than the one they would have by themselves.
+    """
+    report_values_without_effect(config, set_by_user, problems)
+    report_batch_sizes(config, problems)
+    _data(config, problems)
+    _algorithm(config, problems)
+    report_rollout_correction(config.algorithm.rollout_correction, problems)
+    _passes(config, problems)
+    _sampling(config, problems)
+    _optimisers(config, problems)
+    _rewards(config, set_by_user, problems)
+    _run(config, problems)
+
+
+def _data(config: Config, problems: Problems) -> None:
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    for name, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        if not files or (isinstance(files, list) and not all(files)):
+            problems.add(f"{name}={files!r} names no file", f"set {name} to a parquet, json or jsonl file")
+    for name, most in (
+        ("data.train_max_samples", data.train_max_samples),
+        ("data.val_max_samples", data.val_max_samples),
+    ):
+        if most == 0:
+            problems.add(f"{name}=0 leaves no rows", f"set {name}=-1 for all rows")
+    if 0 < data.train_max_samples < data.train_batch_size:
+        problems.add(
+            f"data.train_max_samples={data.train_max_samples} rows do not fill one step of "
+            f"data.train_batch_size={data.train_batch_size} prompts",
+            f"set data.train_batch_size={data.train_max_samples} or less, or data.train_max_samples=-1",
+        )
+    for source, copy, here, there in (
+        ("data.max_prompt_length", f"{ROLLOUT}.prompt_length", data.max_prompt_length, rollout.prompt_length),
+        ("data.max_response_length", f"{ROLLOUT}.response_length", data.max_response_length, rollout.response_length),
+    ):
+        if here != there:
+            problems.add(
+                f"{source}={here} and {copy}={there} must be equal", f"set only {source}; the other follows it"
+            )
+    for key, path, class_name in (
+        ("data.sampler.class_name", data.sampler.class_path, data.sampler.class_name),
+        ("data.custom_cls.name", data.custom_cls.path, data.custom_cls.name),
+    ):
+        if path is not None and class_name is None:
+            problems.add(f"{key} is not set, but a file is: {path}", f"set {key} to the class in it")
+
+
+def _algorithm(config: Config, problems: Problems) -> None:
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if estimator in GROUP_ESTIMATORS and n < 2:
+        problems.add(
+            f"algorithm.adv_estimator={estimator} compares the responses to a prompt, but {ROLLOUT}.n={n}: "
+            "every advantage would be 0 and nothing would be learned",
+            f"set {ROLLOUT}.n=2 or more (8 is usual), or algorithm.adv_estimator=gae",
+        )
+    if config.algorithm.filter_groups.enable and n < 2:
+        problems.add(
+            "algorithm.filter_groups.enable=True drops groups whose responses all score the same, but "
+            f"{ROLLOUT}.n={n}: every group would be dropped",
+            f"set {ROLLOUT}.n=2 or more, or algorithm.filter_groups.enable=False",
+        )
+    if estimator == "gae" and config.critic.enable is False:
+        problems.add(
+            "algorithm.adv_estimator=gae needs the values of a critic, but critic.enable=False",
+            "remove critic.enable, or set algorithm.adv_estimator=grpo",
+        )
+    if config.critic.enable and estimator in ADV_ESTIMATORS and estimator != "gae":
+        problems.add(
+            f"critic.enable=True, but algorithm.adv_estimator={estimator} does not use its values",
+            "remove critic.enable, or set algorithm.adv_estimator=gae",
+        )
+    steps = config.trainer.total_training_steps
+    if steps is not None and need_critic(config) and config.trainer.critic_warmup >= steps:
+        problems.add(
+            f"trainer.critic_warmup={config.trainer.critic_warmup} covers all of trainer.total_training_steps={steps}: "
+            "the policy would never be updated",
+            f"set trainer.critic_warmup={steps - 1} or less",
+        )
+
+
+def _passes(config: Config, problems: Problems) -> None:
+    """Token budgets that do not hold one sequence, and passes without any size."""
+    policy = config.actor_rollout_ref
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    sections: list[tuple[str, Any, str, str]] = [(ACTOR, policy.actor, "ppo_{}_per_gpu", "use_dynamic_bsz")]
+    sections += [(ROLLOUT, policy.rollout, "log_prob_{}_per_gpu", "log_prob_use_dynamic_bsz")]
+    if need_reference_policy(config):
+        sections += [(REF, policy.ref, "log_prob_{}_per_gpu", "log_prob_use_dynamic_bsz")]
+    if need_critic(config):
+        sections += [("critic", config.critic, "ppo_{}_per_gpu", "use_dynamic_bsz")]
+    if need_reward_model(config):
+        sections += [("reward_model", config.reward_model, "{}_per_gpu", "")]
+    too_small: dict[int, list[str]] = {}
+    for name, section, pattern, dynamic in sections:
+        budget_key, rows_key = pattern.format("max_token_len"), pattern.format("micro_batch_size")
+        if uses_token_budget(section):
+            budget = getattr(section, budget_key)
+            if budget < longest:
+                too_small.setdefault(budget, []).append(f"{name}.{budget_key}")
+        elif getattr(section, rows_key) is None:
+            problems.add(
+                f"{name}.{dynamic}=False, and {name}.{rows_key} is not set: the rows of a pass are not determined",
+                f"set {name}.{rows_key}, e.g. to 8, or {name}.{dynamic}=True",
+            )
+    for budget, keys in too_small.items():
+        problems.add(
+            f"{', '.join(keys)}={budget} tokens cannot hold one sequence of data.max_prompt_length + "
+            f"data.max_response_length = {longest} tokens",
+            f"set {keys[0]}={longest} or more{', which the others follow' if len(keys) > 1 else ''}",
+        )
+
+
+def _sampling(config: Config, problems: Problems) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    for name, sampling in ((ROLLOUT, rollout), (f"{ROLLOUT}.val_kwargs", rollout.val_kwargs)):
+        if sampling.do_sample and sampling.temperature == 0:
+            problems.add(
+                f"{name}.do_sample=True needs {name}.temperature above 0",
+                f"set {name}.temperature=1.0, or {name}.do_sample=False for greedy decoding",
+            )
+        if sampling.top_k == 0:
+            problems.add(f"{name}.top_k=0 keeps no token", f"set {name}.top_k=-1 for all tokens")
+        if not sampling.do_sample and sampling.n > 1:
+            problems.add(
+                f"{name}.n={sampling.n} greedy responses to a prompt are all the same",
+                f"set {name}.do_sample=True with a temperature above 0, or {name}.n=1",
+            )
+
+
+def _optimisers(config: Config, problems: Problems) -> None:
+    sections = [(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
+    if need_critic(config):
+        sections.append(("critic.optim", config.critic.optim))
+    for name, optim in sections:
+        if optim.lr_warmup_steps >= 0 and optim.lr_warmup_steps_ratio > 0:
+            problems.add(
+                f"{name}.lr_warmup_steps={optim.lr_warmup_steps} and {name}.lr_warmup_steps_ratio="
+                f"{optim.lr_warmup_steps_ratio} both set the warm-up",
+                f"remove one of them ({name}.lr_warmup_steps=-1 lets the ratio decide)",
+            )
+        if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+            problems.add(
+                f"{name}.betas={optim.betas} must be two numbers from 0 to below 1", f"set {name}.betas=[0.9,0.999]"
+            )
+
+
+def _rewards(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
+    if isinstance(config.reward.on_error, str) and config.reward.on_error != "stop":
+        problems.add(
+            f"reward.on_error={config.reward.on_error!r} must be a number or 'stop'",
+            "set a score, e.g. reward.on_error=0.0, or reward.on_error=stop",
+        )
+    if need_reward_model(config) and "reward_model.model.path" not in set_by_user:
+        problems.add(
+            "reward_model.enable=True, but reward_model.model.path is the policy itself",
+            "set reward_model.model.path to a sequence-classification model with one label",
+        )
+    path = config.custom_reward_function.path
+    if path is not None and not path.strip():
+        problems.add("custom_reward_function.path is empty", "name a Python file, or pkg.mod:fn, or set null")
+
+
+def _run(config: Config, problems: Problems) -> None:
+    trainer, slots = config.trainer, worker_slots(config)
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        problems.add(
+            "trainer.resume_mode=resume_path, but trainer.resume_from_path is not set",
+            "set trainer.resume_from_path to a checkpoint folder, or trainer.resume_mode=auto",
+        )
+    if trainer.executor == "local" and slots > 1:
+        problems.add(
+            f"trainer.executor=local runs everything in one process, but trainer.nnodes={trainer.nnodes} x "
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} asks for {slots} workers",
+            "set trainer.nnodes=1 and trainer.n_gpus_per_node=1, or trainer.executor=ray",
+        )
+    if trainer.executor == "local" and config.reward_model.enable_resource_pool:
+        problems.add(
+            "trainer.executor=local runs everything in one process, but reward_model.enable_resource_pool=True",
+            "set reward_model.enable_resource_pool=False, or trainer.executor=ray",
+        )
+    if "timeline_json_file" in config.ray_kwargs.ray_init:
+        problems.add(
+            "ray_kwargs.ray_init.timeline_json_file is not an argument of ray.init",
+            "set ray_kwargs.timeline_json_file",
+        )

@@ -1,0 +1,217 @@
+"""What a configuration amounts to: rows, batches, optimiser steps and tokens of a step, pools, and memory.
+
+`quadriga plan key=value …` prints it. Nothing is started and no heavy library is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quadriga.config.command_line import compose_from_arguments
+from quadriga.config.dataset_size import count_rows
+from quadriga.config.load import load_config
+from quadriga.config.memory import WorkerMemory, estimate_memory
+from quadriga.config.needs import (
+    need_critic,
+    need_reference_policy,
+    need_reward_model,
+    uses_token_budget,
+    worker_slots,
+)
+from quadriga.config.schema import Config
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How one model is updated in a step. Micro-batches are counted per worker and optimiser step."""
+
+    role: str
+    mini_batch_prompts: int
+    mini_batch_rows: int
+    mini_batches: int
+    epochs: int
+    rows_per_worker: int
+    token_budget: int | None
+    """Tokens that fill a micro-batch; None if it has a fixed number of rows."""
+    micro_batch_rows: int
+    """Rows of a micro-batch; with a token budget, those that fit if all have the greatest length."""
+    micro_batches: int
+    """At most so many: with a token budget, shorter rows need fewer."""
+
+    @property
+    def optimiser_steps(self) -> int:
+        return self.mini_batches * self.epochs
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Worker slots per node, and the roles that live in each of them."""
+
+    slots_per_node: list[int]
+    roles: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a run. Tokens are upper bounds: prompts and responses of the greatest length."""
+
+    prompts: int
+    responses_per_prompt: int
+    workers: int
+    prompt_tokens: int
+    response_tokens: int
+    device: str
+    actor: UpdatePlan
+    critic: UpdatePlan | None
+    pools: dict[str, Pool]
+    cpus_per_slot: float
+    train_rows: int | None
+    train_rows_unknown_because: str
+    epochs: int
+    max_steps: int | None
+    memory: list[WorkerMemory] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.responses_per_prompt
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * (self.prompt_tokens + self.response_tokens)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return None if self.train_rows is None else self.train_rows // self.prompts
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run; None where the size of the dataset is needed and not known."""
+        by_epochs = None if self.steps_per_epoch is None else self.steps_per_epoch * self.epochs
+        return min((steps for steps in (self.max_steps, by_epochs) if steps is not None), default=None)
+
+    @property
+    def strictly_on_policy(self) -> bool:
+        """One optimiser step a step: the policy that learns is the one that generated."""
+        return self.actor.optimiser_steps == 1
+
+    def warnings(self) -> list[str]:
+        """What is possible but hardly meant."""
+        found = []
+        if self.train_rows is not None and self.train_rows < self.prompts:
+            found.append(
+                f"the training set has {self.train_rows} rows, fewer than one step of {self.prompts} prompts: "
+                f"set data.train_batch_size={self.train_rows} or less"
+            )
+        host = _host_memory()
+        if self.device == "cpu" and host is not None and len(self.pools["global_pool"].slots_per_node) == 1:
+            needed = sum(m.peak[1] * self.pools[m.pool].slots_per_node[0] for m in self.memory)
+            if needed > host:
+                found.append(
+                    f"the workers need about {format_bytes(needed)}, this machine has {format_bytes(host)}: lower "
+                    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or trainer.n_gpus_per_node"
+                )
+        return found
+
+
+def make_plan(config: Config) -> Plan:
+    """The plan of a checked configuration. Reads sizes of local data and model files, nothing else."""
+    train_rows, why_not = count_rows(config.data.train_files)
+    if train_rows is not None and config.data.train_max_samples > 0:
+        train_rows = min(train_rows, config.data.train_max_samples)
+    device = config.trainer.device or guess_device()
+    return Plan(
+        prompts=config.data.train_batch_size,
+        responses_per_prompt=config.actor_rollout_ref.rollout.n,
+        workers=worker_slots(config),
+        prompt_tokens=config.data.max_prompt_length,
+        response_tokens=config.data.max_response_length,
+        device=device,
+        actor=_update_plan("actor", config.actor_rollout_ref.actor, config),
+        critic=_update_plan("critic", config.critic, config) if need_critic(config) else None,
+        pools=_pools(config),
+        cpus_per_slot=config.controller.cpus_per_slot,
+        train_rows=train_rows,
+        train_rows_unknown_because=why_not,
+        epochs=config.trainer.total_epochs,
+        max_steps=config.trainer.total_training_steps,
+        memory=estimate_memory(config, device),
+    )
+
+
+def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:
+    n, longest = config.actor_rollout_ref.rollout.n, config.data.max_prompt_length + config.data.max_response_length
+    mini_rows = section.ppo_mini_batch_size * n
+    per_worker = mini_rows // worker_slots(config)
+    budget = section.ppo_max_token_len_per_gpu if uses_token_budget(section) else None
+    micro_rows = section.ppo_micro_batch_size_per_gpu if budget is None else min(per_worker, budget // longest)
+    return UpdatePlan(
+        role=role,
+        mini_batch_prompts=section.ppo_mini_batch_size,
+        mini_batch_rows=mini_rows,
+        mini_batches=config.data.train_batch_size // section.ppo_mini_batch_size,
+        epochs=section.ppo_epochs,
+        rows_per_worker=per_worker,
+        token_budget=budget,
+        micro_batch_rows=micro_rows,
+        micro_batches=-(-per_worker // micro_rows),
+    )
+
+
+def _pools(config: Config) -> dict[str, Pool]:
+    roles = ["actor", "rollout"]
+    if need_reference_policy(config):
+        roles.append("ref" if config.actor_rollout_ref.model.lora_rank == 0 else "ref (actor without adapter)")
+    roles += ["critic"] * need_critic(config)
+    pools = {"global_pool": Pool([config.trainer.n_gpus_per_node] * config.trainer.nnodes, roles)}
+    if need_reward_model(config):
+        own = config.reward_model
+        if own.enable_resource_pool:
+            pools["reward_pool"] = Pool([own.n_gpus_per_node] * own.nnodes, ["rm"])
+        else:
+            roles.append("rm")
+    return pools
+
+
+def guess_device() -> str:
+    """What `trainer.device=null` will probably become here, told by device files and not by loading torch."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return "cuda"
+    return "npu" if any(Path("/dev").glob("davinci[0-9]*")) else "cpu"
+
+
+def _host_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def format_bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def print_plan(plan: Plan) -> None:
+    """Show the plan as tables on standard output."""
+    from quadriga.config.plan_view import show_plan
+
+    show_plan(plan)
+
+
+def main(arguments: list[str]) -> int:
+    """`quadriga plan [--config-name NAME] [--config-path FOLDER] key=value …`.
+
+    Raises:
+        ConfigError: the configuration cannot run.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print("usage: quadriga plan [--config-name NAME] [--config-path FOLDER] key=value …")
+        return 0
+    print_plan(make_plan(load_config(compose_from_arguments(arguments))))
+    return 0

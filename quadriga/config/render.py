@@ -1,0 +1,165 @@
+"""Writes the schema down for readers: the complete, commented `ppo_trainer.yaml` and the tables of the reference page.
+
+python -m quadriga.config.render              # the YAML file, to standard output
+python -m quadriga.config.render --markdown   # the reference tables
+python -m quadriga.config.render --write      # both files of the checkout anew; tests hold them equal to the schema
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from quadriga.config.command_line import CONFIG_DIR
+from quadriga.config.fields import KeySpec, spec_of
+from quadriga.config.schema import Config
+from quadriga.config.typed import hints_of, type_in_words
+
+WIDTH = 120
+COMMENT_COLUMN = 48
+DOCS_PAGE = CONFIG_DIR.parents[2] / "docs" / "configuration.md"
+BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+
+HEADER = """\
+# Every key of a PPO-family run with its default. Written by `python -m quadriga.config.render`; the truth is
+# quadriga/config/schema.py.
+#
+# A *prompt* is one row of the dataset; a *row* is one response to it. "per GPU" means per worker process, also on a
+# machine without GPUs. ${a.b} follows another key until you set it. Set keys on the command line
+# (trainer.nnodes=2), or load this file, change it, and hand it to run_ppo.
+"""
+
+HYDRA = """
+# ---- hydra: what Hydra itself does; a run makes its own directory and sets up its own logging
+hydra:
+  run:
+    dir: .
+  sweep:
+    dir: .
+    subdir: .
+  output_subdir: null
+  job_logging:
+    root: null
+  hydra_logging:
+    root: null
+"""
+
+
+def render_yaml() -> str:
+    """The complete configuration file."""
+    lines = [HEADER.rstrip()]
+    for declared in fields(Config):
+        lines += ["", f"# ---- {declared.name}: {spec_of(declared).doc}", f"{declared.name}:"]
+        lines += _yaml_lines(getattr(Config(), declared.name), 1)
+    return "\n".join(lines) + "\n" + HYDRA
+
+
+def _yaml_lines(section: Any, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for declared in fields(section):
+        value, spec = getattr(section, declared.name), spec_of(declared)
+        if is_dataclass(value):
+            yield f"{indent}{declared.name}:".ljust(COMMENT_COLUMN) + f"  # {spec.doc}"
+            yield from _yaml_lines(value, depth + 1)
+            continue
+        setting, comment = f"{indent}{declared.name}: {_yaml_value(value)}", f"# {_comment(spec)}"
+        beside = f"{setting.ljust(COMMENT_COLUMN)}  {comment}"
+        if len(beside) <= WIDTH:
+            yield beside
+        else:
+            yield from textwrap.wrap(
+                comment, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}# ", break_on_hyphens=False
+            )
+            yield setting
+
+
+def _comment(spec: KeySpec) -> str:
+    """`[unit] meaning; choices`: the unit where the meaning does not name it, choices where there are several."""
+    unit = f"[{spec.unit}] " if spec.unit and spec.unit not in re.findall(r"\w+", spec.doc) else ""
+    choices = f"; {spec.describe_choices()}" if spec.choices and (len(spec.choices) > 1 or spec.own) else ""
+    return f"{unit}{spec.doc}{choices}"
+
+
+def _yaml_value(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_yaml_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{}"
+    if isinstance(value, float):
+        return _yaml_float(value)
+    if isinstance(value, str) and (":" in value or "{" in value):
+        return f'"{value}"'
+    return str(value)
+
+
+def _yaml_float(value: float) -> str:
+    """With a point in the mantissa: YAML 1.1 reads `1e-06` as text."""
+    text = repr(value)
+    mantissa, e, exponent = text.partition("e")
+    return text if "." in mantissa else f"{mantissa}.0{e}{exponent}"
+
+
+def render_markdown() -> str:
+    """Reference tables, one a section, with type, default, unit and meaning of every key."""
+    return "\n".join(_markdown_lines("", Config)) + "\n"
+
+
+def _markdown_lines(path: str, cls: type) -> Iterator[str]:
+    instance = _instance(path)
+    keys = [d for d in fields(cls) if not is_dataclass(getattr(instance, d.name))]
+    if keys:
+        yield "| key | type | default | meaning |"
+        yield "|---|---|---|---|"
+        for declared in keys:
+            hint, default = hints_of(cls)[declared.name], _yaml_value(getattr(instance, declared.name))
+            meaning = _comment(spec_of(declared)).replace("|", "\\|")
+            yield f"| `{declared.name}` | {type_in_words(hint)} | `{default}` | {meaning} |"
+        yield ""
+    for declared in fields(cls):
+        if declared not in keys:
+            inner = f"{path}.{declared.name}".lstrip(".")
+            yield f"### `{inner}`"
+            yield ""
+            yield f"{spec_of(declared).doc[0].upper()}{spec_of(declared).doc[1:]}."
+            yield ""
+            yield from _markdown_lines(inner, type(getattr(instance, declared.name)))
+
+
+def _instance(path: str) -> Any:
+    node: Any = Config()
+    for part in filter(None, path.split(".")):
+        node = getattr(node, part)
+    return node
+
+
+def page_with_reference(page: str) -> str:
+    """`page` with the text between its markers replaced by the reference tables."""
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{render_markdown()}\n{END}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--write"]:
+        (CONFIG_DIR / "ppo_trainer.yaml").write_text(render_yaml(), encoding="utf-8")
+        DOCS_PAGE.write_text(page_with_reference(DOCS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    elif arguments == ["--markdown"]:
+        sys.stdout.write(render_markdown())
+    elif not arguments:
+        sys.stdout.write(render_yaml())
+    else:
+        print("usage: python -m quadriga.config.render [--markdown | --write]", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
