@@ -73,7 +73,7 @@ def test_math_reads_questions_with_plain_answers_and_holds_out_a_tenth(tmp_path)
 
 def test_svamp_joins_body_and_question_and_writes_whole_numbers(tmp_path):
     examples = [
-        {"Body": "A pack costs 76 dollars. If there is a discount of 25", "Question": "How much is it?", "Answer": 51.0},
+        {"Body": "A pack costs 76. If there is a discount of 25", "Question": "How much is it?", "Answer": 51.0},
         {"Body": "Tom has 3 apples.", "Question": "How many are half?", "Answer": 1.5},
     ]  # fmt: skip
     (tmp_path / "SVAMP.json").write_text(json.dumps(examples))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -231,3 +233,17 @@ def test_more_rows_than_one_chunk_keep_their_order(write, tokenizer):
     train, _ = generate_arithmetic(train_size=4500, test_size=1, max_value=999)
     dataset = RLDataset(write(train, "t.parquet"), tokenizer, max_prompt_length=99)
     assert texts(dataset, tokenizer) == [r["prompt"] for r in train]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_drawn_on_a_terminal_only(write, tokenizer, monkeypatch):
+    path = write([row("a")])
+    monkeypatch.setenv("TERM", "xterm")
+    for screen, drawn in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", screen)
+        RLDataset(path, tokenizer, max_prompt_length=99)
+        assert ("tokenising prompts" in screen.getvalue()) == drawn

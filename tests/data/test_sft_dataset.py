@@ -124,8 +124,10 @@ FORGETS_EARLIER_ANSWERS = (  # as templates of reasoning models do
     "{% if loop.last or m['role'] != 'assistant' %}{{ m['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-ASKS_IN_OTHER_WORDS_THAN_IT_ANSWERS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+ASKS_IN_OTHER_WORDS_THAN_IT_ANSWERS = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}[you]{% endif %}"
+)
 
 
 @pytest.mark.parametrize("template", [FORGETS_EARLIER_ANSWERS, ASKS_IN_OTHER_WORDS_THAN_IT_ANSWERS])
