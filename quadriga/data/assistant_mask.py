@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,29 +46,20 @@ def encode_chats(chats: Sequence[list[Message]], encoder: ChatEncoder, where: Ca
                 f"{where(row)}: no message of the role 'assistant', so there is nothing to learn", "remove the row"
             )
     texts = encoder.render(chats, where, for_answer=False)
-    if _GENERATION_TAG.search(encoder.chat_template):
-        return _encode_marked(chats, encoder)
+    if _GENERATION_TAG.search(encoder.chat_template or ""):
+        marked = encoder.encode_marked(chats, where)
+        return [
+            Example(ids, np.array(own, np.uint8)) for ids, own in zip(marked["input_ids"], marked["assistant_masks"])
+        ]
     if not encoder.tokenizer.is_fast:
         raise DataError(
             f"the tokenizer {encoder.tokenizer.name_or_path!r} cannot tell which characters a token stands for",
             "use a fast tokenizer (one with a tokenizer.json)",
         )
     spans = _assistant_spans(chats, texts, encoder, where)
-    encoding = encoder.encoding(texts, return_offsets_mapping=True)
+    encoding = encoder.encode(texts, where, return_offsets_mapping=True)
     marks = [_mark(offsets, own) for offsets, own in zip(encoding["offset_mapping"], spans)]
     return [Example(ids, *mark) for ids, mark in zip(encoding["input_ids"], marks)]
-
-
-def _encode_marked(chats: Sequence[list[Message]], encoder: ChatEncoder) -> list[Example]:
-    encoding: Any = encoder.tokenizer.apply_chat_template(
-        list(chats),
-        chat_template=encoder.chat_template,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        **encoder.template_kwargs,
-    )
-    masks = [np.array(mask, dtype=np.uint8) for mask in encoding["assistant_masks"]]
-    return [Example(ids, mask) for ids, mask in zip(encoding["input_ids"], masks)]
 
 
 def _assistant_spans(
@@ -102,7 +93,7 @@ def _assistant_spans(
 
 
 def _mark(offsets: Sequence[Span], spans: Sequence[Span]) -> tuple[np.ndarray, bool]:
-    first, last = np.array(offsets).T
+    first, last = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     inside = np.zeros(len(offsets), dtype=bool)
     straddles = False
     for start, end in spans:

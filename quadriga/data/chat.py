@@ -36,7 +36,7 @@ class ChatEncoder:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
-        self.chat_template = _read_template(chat_template) if chat_template else tokenizer.chat_template
+        self.chat_template = _read_template(chat_template) if chat_template else _own_template(tokenizer)
         self.template_kwargs = dict(template_kwargs or {})
         if clash := _RESERVED & self.template_kwargs.keys():
             raise DataError(
@@ -66,24 +66,37 @@ class ChatEncoder:
 
         return _naming_the_row(render_all, chats, where, "the chat template fails")
 
-    def encode(self, texts: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
-        """Token ids of each text, without any special tokens of the tokenizer's own."""
+    def encode(self, texts: Sequence[str], where: Callable[[int], str], **options: Any) -> Any:
+        """The tokenizer's batch encoding of whole texts, which already hold every special token they need.
 
-        def encode_all(some: Sequence[str]) -> list[list[int]]:
-            return self.encoding(some)["input_ids"]
+        The tokenizer spreads a batch over its own threads.
+        """
+
+        def encode_all(some: Sequence[str]) -> Any:
+            return self.tokenizer(
+                list(some),
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+                **options,
+            )
 
         return _naming_the_row(encode_all, texts, where, "the text cannot be tokenised")
 
-    def encoding(self, texts: Sequence[str], **options: Any) -> Any:
-        """The tokenizer's batch encoding of whole texts; the tokenizer spreads a batch over its own threads."""
-        return self.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-            **options,
-        )
+    def encode_marked(self, chats: Sequence[list[Message]], where: Callable[[int], str]) -> Any:
+        """Batch encoding of whole chats, with `assistant_masks` from the template's `{% generation %}` marks."""
+
+        def encode_all(some: Sequence[list[Message]]) -> Any:
+            return self.tokenizer.apply_chat_template(
+                list(some),
+                chat_template=self.chat_template,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self.template_kwargs,
+            )
+
+        return _naming_the_row(encode_all, chats, where, "the chat cannot be tokenised")
 
     def encode_prompts(self, prompts: Sequence[Prompt], where: Callable[[int], str]) -> list[list[int]]:
         """Token ids up to the point where the model's answer begins.
@@ -97,7 +110,7 @@ class ChatEncoder:
             rendered = self.render([prompts[row] for row in chats], lambda i: where(chats[i]), for_answer=True)  # type: ignore[misc]
             for row, text in zip(chats, rendered):
                 texts[row] = text
-        ids = self.encode(texts, where)  # type: ignore[arg-type]
+        ids = self.encode(texts, where)["input_ids"]  # type: ignore[arg-type]
         if len(chats) < len(prompts):
             prefix = self.plain_prefix()
             ids = [prefix + row if isinstance(prompt, str) else row for row, prompt in zip(ids, prompts)]
@@ -113,6 +126,11 @@ class ChatEncoder:
         return list(self._prefix)
 
 
+def _own_template(tokenizer: Any) -> str | None:
+    # A tokenizer may have several templates by name; it knows which of them is the default.
+    return tokenizer.get_chat_template() if tokenizer.chat_template else None
+
+
 def _read_template(template: str) -> str:
     if "{" in template:
         return template
@@ -126,8 +144,8 @@ def _read_template(template: str) -> str:
 
 
 def _naming_the_row(
-    convert: Callable[[Sequence[T]], list[Any]], items: Sequence[T], where: Callable[[int], str], what: str
-) -> list[Any]:
+    convert: Callable[[Sequence[T]], Any], items: Sequence[T], where: Callable[[int], str], what: str
+) -> Any:
     """`convert(items)`; when it fails, converts one by one to name the row that is to blame."""
     try:
         return convert(items)

@@ -136,7 +136,7 @@ class SFTDataset:
                 "the tokenizer has no EOS token: a model could not learn to stop", "set tokenizer.eos_token"
             )
         prompts = self.encoder.encode_prompts([prompt for prompt, _ in pairs], where)
-        responses = self.encoder.encode([response for _, response in pairs], where)
+        responses = self.encoder.encode([response for _, response in pairs], where)["input_ids"]
         return [
             Example([*prompt, *response, eos], np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(response) + 1]))
             for prompt, response in zip(prompts, responses)

@@ -207,10 +207,12 @@ def test_rows_without_a_target_after_truncation_are_dropped_and_reported(write, 
         ({"prompt": 3, "response": "b"}, {}, "row 0, prompt: expected a non-empty list of messages"),
         ({"chat": "hi"}, {"messages_key": "chat"}, "row 0, column 'chat': expected a non-empty list of messages"),
         ({"chat": TWO_TURNS[:2]}, {"messages_key": "chat"}, "row 0: no message of the role 'assistant'"),
+        ({"prompt": "\ud800", "response": "b"}, {}, "row 0: the text cannot be tokenised"),
     ],
 )
-def test_a_bad_row_is_named_with_file_row_and_fix(write, tokenizer, bad_row, options, message):
-    path = write([bad_row])
+def test_a_bad_row_is_named_with_file_row_and_fix(tmp_path, tokenizer, bad_row, options, message):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps([bad_row]))
     with pytest.raises(DataError, match=message) as caught:
         SFTDataset(path, tokenizer, max_length=999, **options)
     assert str(path) in caught.value.what
