@@ -50,6 +50,7 @@ def fetch(
     method: str,
     timeout_s: float | None,
     doing: Callable[[int], str] | None = None,
+    deadline_key: str = "controller.call_timeout_s",
 ) -> list[Any]:
     """The answers to `pending`, one per seat. The first failure ends the wait, whatever the others do.
 
@@ -59,6 +60,7 @@ def fetch(
         method: what was called, for messages.
         timeout_s: deadline.
         doing: what the worker of a rank is doing right now, for the message after a missed deadline.
+        deadline_key: the configuration key behind `timeout_s`.
 
     Raises:
         WorkerError: a worker raised; its traceback comes first, then role, rank, node and pid.
@@ -74,7 +76,7 @@ def fetch(
         for seat in late:
             lines.append(f"  {seat}" + (f", now in\n{doing(seat.rank)}" if doing else ""))
         raise WorkersLost(
-            "\n".join(lines), "if the work really takes that long, raise controller.call_timeout_s; else see what it waits for"
+            "\n".join(lines), f"if the work really takes that long, raise {deadline_key}; else see what it waits for"
         ) from None
     except RayError as error:
         raise explain(error, seats(), method) from None
@@ -104,7 +106,14 @@ def explain(error: RayError, seats: Sequence[Seat], method: str) -> QuadrigaErro
             f"{who} died during {method}: {_death_detail(error)}",
             "killed by hand or by the kernel for lack of memory (see dmesg), or crashed in native code: look at its log",
         )
-    return WorkersLost(f"{method} failed: {type(error).__name__}: {error}", "see Ray's logs of that session")
+    text = ANSI.sub("", str(error))
+    not_found = re.search(r"ModuleNotFoundError: (No module named '[^']+')", text)
+    if not_found:
+        return WorkersLost(
+            f"the workers of {seats[0].role} cannot import what they were sent: {not_found[1]}",
+            "install that module on every node, or add its folder to PYTHONPATH in ray_kwargs.ray_init.runtime_env.env_vars",
+        )
+    return WorkersLost(f"{method} failed: {type(error).__name__}: {text}", "see Ray's logs of that session")
 
 
 def _traceback(error: RayTaskError) -> str:

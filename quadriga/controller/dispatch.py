@@ -147,8 +147,10 @@ def _mode_of(wanted: str | dict[str, Callable[..., Any]] | DispatchMode) -> Disp
         return wanted
     if isinstance(wanted, dict):
         if set(wanted) != {"dispatch_fn", "collect_fn"}:
-            raise ConfigError(f"a dispatch mode given as a dict has the keys dispatch_fn and collect_fn, not {sorted(wanted)}")
-        return DispatchMode(**wanted)
+            raise ConfigError(
+                f"a dispatch mode given as a dict has the keys dispatch_fn and collect_fn, not {sorted(wanted)}"
+            )
+        return DispatchMode(wanted["dispatch_fn"], wanted["collect_fn"])
     if wanted not in MODES:
         raise ConfigError(f"unknown dispatch mode {wanted!r}", f"known modes: {', '.join(MODES)}")
     return MODES[ModeName(wanted)]
@@ -216,7 +218,8 @@ def _dp_compute_metric(group: Any, *args: Any, **kwargs: Any) -> Any:
 def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
     from quadriga.protocol import DataProto, DataProtoFuture, pad_dataproto_to_divisor
 
-    chunked, padding = [], 0
+    chunked: list[list[Any]] = []
+    padding = 0
     for value in values:
         if isinstance(value, DataProto):
             padded, padding = pad_dataproto_to_divisor(value, parts)

@@ -61,7 +61,9 @@ class WorkerGroup:
 
         self.prepare_call()
         args, kwargs = MODES[Dispatch.ALL_TO_ALL].dispatch_fn(self, *args, **kwargs)
-        return PendingCall(self._start(method, range(self.world_size), args, kwargs), partial(self.fetch, method=method), list)
+        return PendingCall(
+            self._start(method, range(self.world_size), args, kwargs), partial(self.fetch, method=method), list
+        )
 
     def execute_all_sync(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         return self.execute_all_async(method, *args, **kwargs).get()

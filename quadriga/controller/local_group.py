@@ -48,7 +48,9 @@ class LocalWorkerGroup(WorkerGroup):
         **_same_call_as_on_ray: Any,
     ) -> None:
         if ray_cls_with_init is None:
-            raise ConfigError("a LocalWorkerGroup needs ray_cls_with_init", "LocalWorkerGroup(None, RayClassWithInitArgs(MyWorker))")
+            raise ConfigError(
+                "a LocalWorkerGroup needs ray_cls_with_init", "LocalWorkerGroup(None, RayClassWithInitArgs(MyWorker))"
+            )
         if resource_pool is not None and resource_pool.world_size != 1:
             raise ConfigError(
                 f"{resource_pool.world_size} ranks cannot share one process",

@@ -15,7 +15,8 @@ def refuse_protected(worker_env: Mapping[str, str]) -> None:
     touched = sorted(PROTECTED_VARIABLES & set(worker_env))
     if touched:
         raise ConfigError(
-            f"Cannot override protected system env: {{{', '.join(touched)}}}", "remove them from worker_env: the group sets them"
+            f"Cannot override protected system env: {{{', '.join(touched)}}}",
+            "remove them from worker_env: the group sets them",
         )
 
 

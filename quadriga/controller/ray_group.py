@@ -17,7 +17,7 @@ from quadriga.controller.placement_env import rank_environments, refuse_protecte
 from quadriga.controller.ray_pool import RayResourcePool
 from quadriga.controller.resources import RESOURCE_OF_DEVICE
 from quadriga.controller.slot import SlotActor
-from quadriga.errors import ConfigError, QuadrigaError, WorkerError
+from quadriga.errors import ConfigError, QuadrigaError, ResourceError, WorkerError
 
 GRACE_S = 5.0
 """After one rank raised, the others get so long to finish before they count as stuck (in a collective, say)."""
@@ -92,7 +92,9 @@ class RayWorkerGroup(WorkerGroup):
             self.bind(member.worker_class, f"{role}_" if self._prefixed else "")
 
     @classmethod
-    def from_detached(cls, worker_names: Sequence[str], ray_cls_with_init: RayClassWithInitArgs, **kwargs: Any) -> RayWorkerGroup:
+    def from_detached(
+        cls, worker_names: Sequence[str], ray_cls_with_init: RayClassWithInitArgs, **kwargs: Any
+    ) -> RayWorkerGroup:
         """The group of workers that were started detached, maybe by another driver."""
         return cls(None, ray_cls_with_init, worker_names=worker_names, **kwargs)
 
@@ -129,7 +131,9 @@ class RayWorkerGroup(WorkerGroup):
         crew = self._crew
         if crew.ready or crew.building or crew.lost:
             return
-        places = self._await([h.where.remote(reserve_port=rank == 0) for rank, h in enumerate(crew.handles)], "its start")
+        places = self._await(
+            [h.where.remote(reserve_port=rank == 0) for rank, h in enumerate(crew.handles)], "its start"
+        )
         crew.seats = [
             replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
             for seat, place in zip(crew.seats, places)
@@ -140,9 +144,7 @@ class RayWorkerGroup(WorkerGroup):
             handle.set_environment.remote({**self.worker_env, **environment})
         for role, member in self._roles.items():
             shared = ray.put((member.args, member.kwargs)) if member.args or member.kwargs else None
-            crew.building.append(
-                [h.build.remote(role, member.worker_class, shared) for h in crew.handles]
-            )
+            crew.building.append([h.build.remote(role, member.worker_class, shared) for h in crew.handles])
 
     def wait_ready(self) -> None:
         """Wait until every worker is constructed.
@@ -238,7 +240,13 @@ class RayWorkerGroup(WorkerGroup):
                 **self._members.options,
             }
             names.append(name)
-            handles.append(SlotActor.options(**options).remote())
+            try:
+                handles.append(SlotActor.options(**options).remote())
+            except ValueError as error:
+                raise ResourceError(
+                    f"a worker of {self._label} does not fit into a slot of its pool: {error}",
+                    "slots hold CPUs and one device; ask for what they have, or give the pool an accelerator_type",
+                ) from None
         seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
         return _Crew(handles, names, seats)
 
@@ -261,9 +269,9 @@ class RayWorkerGroup(WorkerGroup):
         """Answers in rank order; a loss, or ranks that stay stuck after another one raised, ends the group."""
         starting = timeout_s is None
         try:
-            return fetch(
-                pending, lambda: self.seats, what, self.start_timeout_s if starting else timeout_s, self._doing
-            )
+            if starting:
+                return fetch(pending, self._who, what, self.start_timeout_s, self._doing, "controller.start_timeout_s")
+            return fetch(pending, self._who, what, timeout_s, self._doing)
         except QuadrigaError as error:
             unusable = starting or isinstance(error, WorkersLost)
             if not unusable:
@@ -273,6 +281,9 @@ class RayWorkerGroup(WorkerGroup):
                 self._crew.lost = error.what.strip().splitlines()[0 if isinstance(error, WorkersLost) else -1].strip()
                 self.shutdown()
             raise
+
+    def _who(self) -> list[Seat]:
+        return self.seats
 
     def _doing(self, rank: int) -> str:
         try:

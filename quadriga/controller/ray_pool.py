@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -115,7 +116,9 @@ class RayResourcePool(ResourcePool):
 class SubRayResourcePool(RayResourcePool):
     """Some of the slots of other pools, seen as a pool."""
 
-    def __init__(self, parents: Sequence[RayResourcePool], chosen: Callable[[], list[Bundle]], sizes: list[int]) -> None:
+    def __init__(
+        self, parents: Sequence[RayResourcePool], chosen: Callable[[], list[Bundle]], sizes: list[int]
+    ) -> None:
         first = parents[0]
         super().__init__(
             sizes, max_colocate_count=first.max_colocate_count, device=first.device, cpus_per_slot=first.cpus_per_slot
@@ -142,16 +145,21 @@ def split_resource_pool(pool: RayResourcePool, sizes: int | Sequence[int]) -> li
         sizes = [pool.world_size // sizes] * sizes
     if sum(sizes) != pool.world_size or min(sizes, default=0) < 1:
         raise ConfigError(
-            f"sizes {list(sizes)} do not cover the pool's {pool.world_size} slots", "give positive sizes that add up to it"
+            f"sizes {list(sizes)} do not cover the pool's {pool.world_size} slots",
+            "give positive sizes that add up to it",
         )
     parts, start = [], 0
     node_of_slot = [n for n, slots in enumerate(pool.store) for _ in range(slots)]
     for size in sizes:
         taken = slice(start, start + size)
         per_node = [node_of_slot[taken].count(n) for n in dict.fromkeys(node_of_slot[taken])]
-        parts.append(SubRayResourcePool([pool], lambda taken=taken: pool.bundles()[taken], per_node))
+        parts.append(SubRayResourcePool([pool], partial(_bundles_of, pool, taken), per_node))
         start += size
     return parts
+
+
+def _bundles_of(pool: RayResourcePool, taken: slice) -> list[Bundle]:
+    return pool.bundles()[taken]
 
 
 def merge_resource_pool(a: RayResourcePool, b: RayResourcePool) -> SubRayResourcePool:

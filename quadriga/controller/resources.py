@@ -191,9 +191,7 @@ def _advice(demands: Sequence[Demand], nodes: Sequence[Node], waited_s: float) -
     )
     short_of_cpu = all(r == "CPU" for d in demands for r in d.need)
     advice.append("give Ray more slots with ray_kwargs.ray_init.num_cpus" if short_of_cpu else "add nodes")
-    advice.append(
-        f"raise trainer.resource_wait_s (now {waited_s:g}) if the cluster is still growing"
-    )
+    advice.append(f"raise trainer.resource_wait_s (now {waited_s:g}) if the cluster is still growing")
     return ", or ".join(advice)
 
 

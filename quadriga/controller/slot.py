@@ -83,4 +83,4 @@ class Slot:
             self._calling_thread = None
 
 
-SlotActor = ray.remote(concurrency_groups={"control": 1}, max_restarts=0)(Slot)
+SlotActor: Any = ray.remote(concurrency_groups={"control": 1}, max_restarts=0)(Slot)  # type: ignore[call-overload]

@@ -139,5 +139,6 @@ def _refuse_conflicting_visibility(env: Any) -> None:
         )
     if hip and cuda and hip != cuda:
         raise ResourceError(
-            f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} disagree", "unset one of them, or make them equal"
+            f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} disagree",
+            "unset one of them, or make them equal",
         )

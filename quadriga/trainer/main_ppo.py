@@ -14,7 +14,7 @@ from quadriga.config.needs import need_critic, need_reference_policy
 from quadriga.config.schema import Config
 from quadriga.errors import ConfigError, QuadrigaError
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
-from quadriga.trainer.device import auto_set_device, detect_local_device
+from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.ppo.role import Role
 
 
@@ -167,8 +167,8 @@ def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
 
     if not hasattr(runner_class, "remote"):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        runner_class = ray.remote(num_cpus=0, scheduling_strategy=here)(runner_class)
-    # Ray may have been started by somebody else, without our defaults: they are given to the runner, and its workers inherit them.
+        runner_class = ray.remote(runner_class).options(num_cpus=0, scheduling_strategy=here)
+    # Ray may have been started by others, without our defaults: the runner gets them, and its workers inherit them.
     return runner_class.options(runtime_env={"env_vars": runtime_env["env_vars"]}).remote()
 
 
