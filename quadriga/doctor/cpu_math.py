@@ -1,8 +1,8 @@
 """Which number formats this CPU can really multiply.
 
 A machine may advertise instructions that it cannot run (AMX in a virtual machine, for example); the matrix product
-then kills the process with SIGILL. So each format is tried in a process of its own, and where one dies, the doctor
-looks for an instruction-set limit with which it lives.
+then kills the process with SIGILL. So the formats are tried in a subprocess, and for one that dies the doctor looks
+for an instruction-set limit with which it lives.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ MatmulProbe = Callable[[str, dict[str, str]], ProbeResult]
 """(dtype, extra environment) -> how the product ended."""
 
 
-def check_dtype(dtype: str, options: Options) -> list[Finding]:
+def check_cpu_math(options: Options) -> list[Finding]:
+    """All formats in one process, since importing torch is what takes time; alone only those that got no answer."""
+
     def probe(dtype: str, extra_env: dict[str, str]) -> ProbeResult:
         return run_probe("matmul", dtype, env={**options.env, **extra_env}, deadline_s=options.deadline_s)
 
-    return [judge_dtype(dtype, probe)]
+    together = run_probe("matmul", *DTYPES, env=options.env, deadline_s=options.deadline_s)
+    if together.timed_out_after_s is not None:
+        fix = "run it again on an idle machine, or with more time: quadriga doctor --deadline 60"
+        return [Finding("cpu math", "fail", f"matrix products on the CPU: {together.failure}", fix)]
+    return [_right(dtype) if dtype in together.facts else judge_dtype(dtype, probe) for dtype in DTYPES]
 
 
 def judge_dtype(dtype: str, probe: MatmulProbe) -> Finding:
@@ -32,7 +38,7 @@ def judge_dtype(dtype: str, probe: MatmulProbe) -> Finding:
     name = f"cpu {dtype}"
     result = probe(dtype, {})
     if result.failure is None:
-        return Finding(name, "ok", "matrix product right")
+        return _right(dtype)
     status: Status = "fail" if dtype == "float32" else "warn"
     what = f"matrix product on the CPU: {result.failure}"
     if result.killed_by:
@@ -44,3 +50,7 @@ def judge_dtype(dtype: str, probe: MatmulProbe) -> Finding:
     if dtype == "float32":
         return Finding(name, "fail", what, "install a torch build for this CPU; run again with --deadline 60 if slow")
     return Finding(name, "warn", what, f"keep float32 on this CPU (the default), do not configure {dtype}")
+
+
+def _right(dtype: str) -> Finding:
+    return Finding(f"cpu {dtype}", "ok", "matrix product right")

@@ -21,7 +21,7 @@ def check_machine(options: Options) -> list[Finding]:
     limits = read_limits()
     total, available = memory_bytes()
     return [
-        judge_cpus(usable_cores(), limits, options.env),
+        judge_cpus(usable_cores(), limits, options.env, os.getloadavg()[0]),
         judge_memory(total, available, limits),
         judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         judge_allocator(options.env, find_tcmalloc()),
@@ -44,7 +44,7 @@ def memory_bytes() -> tuple[int, int]:
     return total, total
 
 
-def judge_cpus(cores: int, limits: Limits, env: Mapping[str, str]) -> Finding:
+def judge_cpus(cores: int, limits: Limits, env: Mapping[str, str], load: float = 0.0) -> Finding:
     """A quota below the core count is not seen by thread pools, which then fight for the CPU."""
     if limits.cpus is not None and limits.cpus < cores:
         threads = max(1, int(limits.cpus))
@@ -55,6 +55,11 @@ def judge_cpus(cores: int, limits: Limits, env: Mapping[str, str]) -> Finding:
     if cores < 2:
         return Finding(
             "cpu", "warn", "1 core: driver, workers and scoring take turns", "give the machine 2 cores or more"
+        )
+    if load > 2 * cores:
+        what = f"{cores} cores, but {load:.0f} programs want to run: training will be slow, and so is this doctor"
+        return Finding(
+            "cpu", "warn", what, "end the others or wait; if probes give no answer: quadriga doctor --deadline 60"
         )
     return Finding("cpu", "ok", f"{cores} cores")
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quadriga.doctor import Finding, main
+from quadriga.doctor.command import patience_s
 from quadriga.doctor.report import print_table
 
 REPO = Path(__file__).resolve().parents[2]
@@ -100,6 +101,12 @@ def test_report_shows_status_and_fix_with_and_without_rich(
     assert "full [/bin]" in out
     assert "→ empty it" in out
     assert "0 ok, 1 to look at, 0 failing" in out
+
+
+def test_busy_machine_gets_more_time_but_not_for_ever() -> None:
+    assert patience_s(load=0.1, cores=2) == patience_s(load=2.0, cores=2) == 15
+    assert patience_s(load=4.0, cores=2) == 30
+    assert patience_s(load=500.0, cores=2) == 60
 
 
 def test_bad_deadline_is_a_usage_error() -> None:

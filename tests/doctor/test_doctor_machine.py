@@ -63,6 +63,11 @@ def test_cpu_quota_below_the_cores_asks_for_fewer_threads_until_they_are_set() -
     assert judge_cpus(16, NO_LIMITS, {}).status == "ok"
 
 
+def test_machine_that_others_keep_busy_is_warned_about() -> None:
+    assert judge_cpus(4, NO_LIMITS, {}, load=7.0).status == "ok"
+    assert judge_cpus(4, NO_LIMITS, {}, load=20.0).status == "warn"
+
+
 @pytest.mark.parametrize(("limit_gib", "status"), [(None, "ok"), (16, "ok"), (3, "warn"), (0.5, "fail")])
 def test_memory_limit_of_the_container_counts_more_than_the_machine(limit_gib: float | None, status: str) -> None:
     limit = None if limit_gib is None else int(limit_gib * GIB)
