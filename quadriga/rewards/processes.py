@@ -1,0 +1,125 @@
+"""What the reward pool needs from the operating system (Linux): process trees, their memory, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def python_command(target: str, *words: object) -> list[str]:
+    """Command line of a fresh interpreter that sees this one's modules and calls `package.module:function(*words)`."""
+    module, _, function = target.partition(":")
+    boot = (
+        "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
+        f"importlib.import_module({module!r}).{function}(*sys.argv[2:])"
+    )
+    path = [os.path.abspath(entry) for entry in sys.path]  # "" stands for the current folder
+    return [sys.executable, "-c", boot, json.dumps(path), *map(str, words)]
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process as soon as its parent ends; exit now when that has happened already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none can leave this process's tree."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def parents() -> dict[int, int]:
+    """pid -> parent pid of every process on the machine."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                # The command name is in parentheses and may hold anything; the parent is the second field after it.
+                found[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
+    return found
+
+
+def descendants(pid: int, table: dict[int, int] | None = None) -> list[int]:
+    """All processes below `pid`, without `pid` itself; `table` is what `parents` returned a moment ago."""
+    children: dict[int, list[int]] = {}
+    for child, parent in (parents() if table is None else table).items():
+        children.setdefault(parent, []).append(child)
+    below, todo = [], [pid]
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            below.append(child)
+            todo.append(child)
+    return below
+
+
+def has_children() -> bool:
+    """Whether this process has children, running or not; one system call."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def kill_tree(pid: int, include_root: bool = True) -> None:
+    """SIGKILL a process and everything below it.
+
+    All are stopped first, again and again until no new one shows up: a stopped process cannot fork, so nothing
+    slips away between looking and killing.
+    """
+    seen: set[int] = set()
+    if include_root:
+        _send(pid, signal.SIGSTOP)
+    while new := set(descendants(pid)) - seen:
+        for found in new:
+            _send(found, signal.SIGSTOP)
+        seen |= new
+    if include_root:
+        seen.add(pid)
+    for found in seen:
+        _send(found, signal.SIGKILL)
+
+
+def end_children(keep: frozenset[int] = frozenset(), patience_s: float = 1.0) -> None:
+    """Kill and reap the children of this process, and all below them, except those in `keep`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        mine = [child for child, parent in parents().items() if parent == os.getpid() and child not in keep]
+        if not mine:
+            return
+        for child in mine:
+            kill_tree(child)
+        for child in mine:
+            _reap(child, deadline)
+        if time.monotonic() > deadline:  # in uninterruptible sleep: the kernel ends it when it can
+            return
+
+
+def _reap(pid: int, deadline: float) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
