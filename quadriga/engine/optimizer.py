@@ -1,0 +1,74 @@
+"""AdamW and the learning rate over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from quadriga.config.schema_models import OptimConfig
+from quadriga.errors import ConfigError
+
+WSD_DECAY_SHARE = 0.1
+"""`wsd` (warm-up, stable, decay) decays over this last share of the steps."""
+
+
+def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
+    """Fused AdamW. Biases and norms (one-dimensional parameters) are not decayed."""
+    decayed, plain = [], []
+    for _, parameter in named_parameters:
+        if parameter.requires_grad:
+            (decayed if parameter.ndim > 1 else plain).append(parameter)
+    if not decayed and not plain:
+        raise ConfigError("the model has no weights to train", "unfreeze it, or give it a LoRA adapter")
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    beta1, beta2 = config.betas
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(beta1, beta2), fused=True)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, total_steps: int | None) -> LambdaLR:
+    """The schedule of `config`, in trainer steps: it advances once per trainer step, not per optimiser step.
+
+    So the learning rate is the same for all mini-batches and epochs of a step, and does not depend on how a step is
+    cut into mini-batches.
+    """
+    return LambdaLR(optimizer, lambda step: lr_factor(step, config, total_steps))
+
+
+def warmup_steps(config: OptimConfig, total_steps: int | None) -> int:
+    if config.lr_warmup_steps >= 0:
+        return config.lr_warmup_steps
+    if config.lr_warmup_steps_ratio > 0 and total_steps is None:
+        raise ConfigError(
+            "optim.lr_warmup_steps_ratio is a share of all steps, and their number is not known",
+            "set trainer.total_training_steps, or optim.lr_warmup_steps",
+        )
+    return int(config.lr_warmup_steps_ratio * (total_steps or 0))
+
+
+def lr_factor(step: int, config: OptimConfig, total_steps: int | None) -> float:
+    """Learning rate of trainer step `step` (from 0) as a share of `config.lr`.
+
+    Warm-up is linear from `min_lr_ratio` and reaches 1 with its last step; then `constant` stays, `linear` and `cosine`
+    fall and would reach `min_lr_ratio` one step after the last, `wsd` stays and falls linearly in the last tenth.
+    """
+    floor, warmup = config.min_lr_ratio, warmup_steps(config, total_steps)
+    if step < warmup:
+        return floor + (1 - floor) * (step + 1) / warmup
+    if config.lr_scheduler_type == "constant":
+        return 1.0
+    if total_steps is None:
+        raise ConfigError(
+            f"optim.lr_scheduler_type={config.lr_scheduler_type} ends with the last step, which is not known",
+            "set trainer.total_training_steps, or use the constant schedule",
+        )
+    start = warmup
+    if config.lr_scheduler_type == "wsd":
+        start = max(warmup, total_steps - math.ceil(WSD_DECAY_SHARE * total_steps))
+    progress = min(1.0, max(0.0, (step - start) / max(1, total_steps - start)))
+    if config.lr_scheduler_type == "cosine":
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    return floor + (1 - floor) * (1 - progress)

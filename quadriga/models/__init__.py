@@ -1,0 +1,1 @@
+"""Hugging Face models as Quadriga uses them: loaded, packed without padding, log-probs in chunks."""

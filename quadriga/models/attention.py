@@ -1,0 +1,168 @@
+"""Attention over packed sequences that never lets two of them see each other.
+
+Registered with transformers under the name `quadriga_packed`; the model is called with `layout=SequenceLayout`, which
+transformers hands through to here. transformers makes no mask for a name it does not know, so nothing of size
+`[tokens, tokens]` ever exists.
+
+- CUDA, 16-bit: varlen flash attention, one kernel for the whole stream.
+- Otherwise: scaled_dot_product_attention, one call for each run of neighbours of equal length. Micro-batches are sorted
+  by length, so the runs are long where it matters.
+- Attention-logit softcapping (Gemma 2): plain matrix products for one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quadriga.errors import WorkerError
+from quadriga.models.packing import SequenceLayout
+
+PACKED_ATTENTION = "quadriga_packed"
+"""Name of this attention in transformers."""
+
+_UNSUPPORTED = ("s_aux", "position_bias")
+"""Arguments of attention variants (sinks, learned biases) that this module does not compute."""
+
+
+def register_packed_attention() -> str:
+    """Make `PACKED_ATTENTION` known to transformers; returns the name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    return PACKED_ATTENTION
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    layout: SequenceLayout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each sequence of `layout`.
+
+    Args:
+        query: `[1, heads, T, D]`; key and value `[1, kv_heads, T, D]`, kv_heads dividing heads.
+        sliding_window: a token sees this many, itself included.
+
+    Returns:
+        `[1, T, heads, D]`, and None where transformers expects attention weights.
+    """
+    if layout is None or attention_mask is not None or not getattr(module, "is_causal", True):
+        raise WorkerError(
+            f"{type(module).__name__} called {PACKED_ATTENTION} without a layout, with a mask, or not causally",
+            "call the model with layout=SequenceLayout and attention_mask=None",
+        )
+    if named := [name for name in _UNSUPPORTED if kwargs.get(name) is not None]:
+        raise WorkerError(
+            f"{type(module).__name__} wants attention with {', '.join(named)}, which Quadriga does not compute",
+            "choose a model without it",
+        )
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    if sliding_window is not None and layout.max_length <= sliding_window:
+        sliding_window = None
+    if softcap is not None:
+        out = _softcapped(q, k, v, layout, scaling, sliding_window, softcap, dropout)
+    elif _can_use_varlen(q, k, dropout):
+        out = _varlen(q, k, v, layout, scaling, sliding_window)
+    else:
+        out = _by_runs(q, k, v, layout, scaling, sliding_window, dropout)
+    return out.unsqueeze(0), None
+
+
+def _by_runs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: SequenceLayout,
+    scaling: float | None,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
+    """One call of SDPA for each run of sequences of equal length."""
+    sizes = [count * length for count, length in layout.runs]
+    outputs = []
+    for (count, length), *parts in zip(layout.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
+        batched = [part.unflatten(0, (count, length)).transpose(1, 2) for part in parts]
+        windowed = window is not None and length > window
+        outputs.append(
+            F.scaled_dot_product_attention(
+                *batched,
+                attn_mask=_causal_mask(length, window, q.device) if windowed else None,
+                dropout_p=dropout,
+                is_causal=not windowed,
+                scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+            .transpose(1, 2)
+            .flatten(0, 1)
+        )
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _softcapped(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: SequenceLayout,
+    scaling: float | None,
+    window: int | None,
+    softcap: float,
+    dropout: float,
+) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+    outputs = []
+    for qs, ks, vs in zip(*(x.split(layout.lengths) for x in (q, k, v)), strict=True):
+        ks, vs = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (ks, vs))
+        scores = softcap * torch.tanh(qs.transpose(0, 1) @ ks.transpose(1, 2) * (scaling / softcap))
+        visible = _causal_mask(qs.shape[0], window, q.device)
+        weights = scores.float().masked_fill(~visible, float("-inf")).softmax(-1).to(q.dtype)
+        outputs.append((F.dropout(weights, dropout) @ vs).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """`[length, length]`, True where the row's token sees the column's."""
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return mask if window is None else mask.triu(1 - window)
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+def _can_use_varlen(q: Tensor, k: Tensor, dropout: float) -> bool:
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0 and q.shape[-1] <= 256
+
+
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, scaling: float | None, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {}
+    parameters = inspect.signature(varlen_attn).parameters
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in parameters:
+            options["enable_gqa"] = True
+        else:  # torch 2.11 and before know no grouped queries here
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if "window_size" in parameters:
+        options["window_size"] = (-1 if window is None else window - 1, 0)
+    else:
+        options["is_causal"] = True
+    longest, bounds = layout.max_length, layout.cu_seqlens
+    return varlen_attn(
+        q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest, scale=scaling, **options
+    )

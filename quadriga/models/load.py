@@ -1,0 +1,165 @@
+"""Load tokenizers, policies, value models and reward models. Weights are float32: they are what the optimiser updates."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from quadriga.config.schema_models import AuxModelConfig, ModelConfig
+from quadriga.errors import ConfigError, DataError
+from quadriga.models.attention import register_packed_attention
+from quadriga.models.policy import PolicyModel
+from quadriga.models.probe import check_packing
+from quadriga.models.scalar_model import ScalarModel, new_scalar_head
+from quadriga.models.source import readable_load_errors, resolve_model_path
+
+
+def load_tokenizer(path: str | os.PathLike, trust_remote_code: bool = False) -> Any:
+    """The tokenizer; without a padding token it pads with its end-of-sequence token."""
+    from transformers import AutoTokenizer
+
+    source = resolve_model_path(path)
+    with readable_load_errors(source, "a tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise DataError(
+                f"the tokenizer of {source} has neither a padding nor an end-of-sequence token",
+                "set pad_token and eos_token in its tokenizer_config.json",
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(config: ModelConfig, tokenizer: Any = None, trainable: bool = True) -> PolicyModel:
+    """The policy of `config`, on the CPU in float32, with a LoRA adapter where `lora_rank` > 0.
+
+    Dropout is 0 unless `override_config` sets it: a log-prob must not change between two calls.
+
+    Raises:
+        DataError: no such model, not a causal LM, its vocabulary is smaller than the tokenizer's, or an architecture
+            whose packed log-probs differ from its own.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
+    check_vocabulary(model, tokenizer, config.path)
+    policy = PolicyModel(model)
+    check_packing(policy, config.path)
+    if config.lora_rank > 0 and trainable:
+        policy = PolicyModel(_with_adapter(model, config))
+    policy.requires_grad_(trainable) if config.lora_rank == 0 or not trainable else None
+    return policy.train(trainable)
+
+
+def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None) -> ScalarModel:
+    """The trunk of `config.path` and a new scalar head that starts at 0 (see `new_scalar_head`)."""
+    from transformers import AutoModelForCausalLM
+
+    model = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
+    check_vocabulary(model, tokenizer, config.path)
+    check_packing(PolicyModel(model), config.path)
+    return ScalarModel(model.base_model, new_scalar_head(model.config.get_text_config().hidden_size)).train()
+
+
+def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None) -> ScalarModel:
+    """A sequence classifier with one label, frozen. DataError where the weights hold no head for it."""
+    from transformers import AutoModelForSequenceClassification
+
+    model, info = _from_pretrained(
+        AutoModelForSequenceClassification,
+        "a reward model (sequence classifier with one label)",
+        config,
+        num_labels=1,
+        output_loading_info=True,
+    )
+    if info["missing_keys"] or info["mismatched_keys"]:
+        missing = sorted([*info["missing_keys"], *(str(k) for k in info["mismatched_keys"])])
+        raise DataError(
+            f"{config.path} is not a reward model with one label: no fitting weights for {', '.join(missing[:4])}",
+            "give a model saved as a sequence classifier with num_labels=1",
+        )
+    check_vocabulary(model, tokenizer, config.path)
+    head = next((getattr(model, name) for name in ("score", "classifier") if hasattr(model, name)), None)
+    if not isinstance(head, nn.Linear):
+        raise DataError(
+            f"the classifier of {config.path} is no single linear layer over the last token",
+            "give a decoder model saved as a sequence classifier (its head is called score)",
+        )
+    return ScalarModel(model.base_model, head).requires_grad_(False).eval()
+
+
+def check_vocabulary(model: Any, tokenizer: Any, path: str) -> None:
+    """DataError if the tokenizer can produce an id that the model has no embedding for."""
+    if tokenizer is None:
+        return
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= rows:
+        raise DataError(
+            f"the tokenizer has token ids up to {highest}, but the model {path} has only {rows} embeddings",
+            "set model.tokenizer_path to the tokenizer that this model was trained with",
+        )
+
+
+def _from_pretrained(auto_class: Any, what: str, config: ModelConfig | AuxModelConfig, **options: Any) -> Any:
+    from transformers import AutoConfig
+
+    source = resolve_model_path(config.path)
+    trust = config.trust_remote_code
+    with readable_load_errors(source, what):
+        model_config = AutoConfig.from_pretrained(source, trust_remote_code=trust)
+    override(model_config, config.override_config)
+    with readable_load_errors(source, what):
+        return auto_class.from_pretrained(
+            source,
+            config=model_config,
+            dtype=torch.float32,
+            attn_implementation=register_packed_attention(),
+            trust_remote_code=trust,
+            use_safetensors=True,
+            **options,
+        )
+
+
+def override(model_config: Any, changes: dict[str, Any]) -> None:
+    """Apply `override_config`, and switch off every dropout it does not name. ConfigError for an unknown key."""
+    known = model_config.to_dict()
+    for key, value in changes.items():
+        if key not in known:
+            import difflib
+
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(
+                f"model.override_config: {type(model_config).__name__} has no key {key!r}",
+                f"did you mean {near[0]!r}?" if near else "see the model's config.json for its keys",
+            )
+        setattr(model_config, key, value)
+    text_config = model_config.get_text_config()
+    for key, value in text_config.to_dict().items():
+        is_dropout = "dropout" in key or key.endswith("pdrop")
+        if is_dropout and key not in changes and isinstance(value, float) and value > 0:
+            setattr(text_config, key, 0.0)
+
+
+def _with_adapter(model: Any, config: ModelConfig) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    try:
+        return get_peft_model(
+            model,
+            LoraConfig(
+                task_type="CAUSAL_LM",
+                r=config.lora_rank,
+                lora_alpha=config.lora_alpha,
+                target_modules=config.target_modules,
+            ),
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"model.target_modules={config.target_modules!r} does not fit {config.path}: {error}",
+            "use all-linear, or names of linear layers of this model",
+        ) from error

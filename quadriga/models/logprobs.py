@@ -1,0 +1,171 @@
+"""Log-probs and entropy of tokens from hidden states, a few rows of logits at a time.
+
+The logits `[tokens, vocab]` of a batch are the largest tensor of a training step and are never held as a whole: the
+forward pass keeps one chunk at a time and remembers two numbers a token; the backward pass computes each chunk again
+and turns it into gradients in place. Logits are float32 whatever the model computes in (float64 stays float64).
+
+    z = raw · scale;  z = softcap · tanh(z / softcap);  z = z / temperature
+    log p = z_target − logsumexp(z);   H = logsumexp(z) − Σ p z
+
+This one function gives the log-probs of the trainer, the reference and the rollout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
+"""Size of one chunk of logits by device: on a CPU it should stay in the cache, on a GPU it should keep the chip busy."""
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """What lies between the lm_head's product and the softmax."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+
+
+def token_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    transform: LogitTransform = LogitTransform(),  # noqa: B008  (frozen)
+    with_entropy: bool = False,
+    chunk_rows: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-prob of `targets[N]`, and the entropy, under softmax(transform(hidden[N, H] @ weight[V, H].T + bias[V])).
+
+    Differentiable in hidden, weight and bias. `chunk_rows` rows of logits exist at a time (default: by `CHUNK_BYTES`).
+    Returns float32 (float64 for float64) tensors `[N]`; the entropy is None unless asked for.
+    """
+    if chunk_rows is None:
+        budget = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"])
+        chunk_rows = max(16, budget // (4 * weight.shape[0]))
+    log_probs, entropy = _ChunkedLogProbs.apply(hidden, weight, bias, targets, transform, with_entropy, chunk_rows)
+    return log_probs, entropy if with_entropy else None
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        transform: LogitTransform,
+        with_entropy: bool,
+        chunk_rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        rows = hidden.shape[0]
+        exact = _logits_dtype(hidden)
+        normaliser, target_logit, entropy = (hidden.new_zeros(rows, dtype=exact) for _ in range(3))
+        buffer = hidden.new_empty(min(chunk_rows, rows), weight.shape[0], dtype=exact)
+        for start in range(0, rows, chunk_rows):
+            part = slice(start, min(start + chunk_rows, rows))
+            logits, _ = _logits(hidden[part], weight, bias, transform, buffer)
+            target_logit[part] = logits.gather(1, targets[part, None]).squeeze(1)
+            normaliser[part] = torch.logsumexp(logits, dim=1)
+            if with_entropy:
+                expected = (logits - normaliser[part, None]).exp_().mul_(logits).sum(1)
+                entropy[part] = normaliser[part] - expected
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
+        ctx.transform, ctx.with_entropy, ctx.chunk_rows = transform, with_entropy, chunk_rows
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy)
+        return target_logit - normaliser, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_log_prob, grad_entropy = grads
+        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        rows, exact = hidden.shape[0], _logits_dtype(hidden)
+        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if want_hidden else None
+        grad_weight = weight.new_zeros(weight.shape, dtype=exact) if want_weight else None
+        grad_bias = bias.new_zeros(bias.shape, dtype=exact) if want_bias else None
+        buffer = hidden.new_empty(min(ctx.chunk_rows, rows), weight.shape[0], dtype=exact)
+        for start in range(0, rows, ctx.chunk_rows):
+            part = slice(start, min(start + ctx.chunk_rows, rows))
+            logits, slope = _logits(hidden[part], weight, bias, ctx.transform, buffer, with_slope=True)
+            per_row = grad_log_prob[part, None]
+            logits.sub_(normaliser[part, None])  # log p of every token
+            if ctx.with_entropy:
+                # dH/dz = −p (log p + H)
+                pull = (logits + entropy[part, None]).mul_(-grad_entropy[part, None]).sub_(per_row)
+                grad_logits = logits.exp_().mul_(pull)
+            else:
+                grad_logits = logits.exp_().mul_(-per_row)
+            grad_logits.scatter_add_(1, targets[part, None], per_row)
+            if isinstance(slope, Tensor):
+                grad_logits.mul_(slope)
+            elif slope != 1:
+                grad_logits.mul_(slope)
+            if grad_bias is not None:
+                grad_bias.add_(grad_logits.sum(0))
+            grad_logits = grad_logits.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_logits, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                _add_product(grad_weight, grad_logits.t(), hidden[part])
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _logits_dtype(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: LogitTransform,
+    buffer: Tensor,
+    with_slope: bool = False,
+) -> tuple[Tensor, Tensor | float]:
+    """Logits of a chunk in `buffer`, and their slope, d logits / d raw product (a number where it is the same for all)."""
+    logits = buffer[: hidden.shape[0]]
+    if hidden.dtype == logits.dtype:
+        torch.mm(hidden, weight.t(), out=logits)
+    elif hidden.is_cuda:
+        torch.mm(hidden, weight.t(), out_dtype=logits.dtype, out=logits)
+    else:
+        torch.mm(hidden.to(logits.dtype), weight.t().to(logits.dtype), out=logits)
+    if bias is not None:
+        logits.add_(bias)
+    slope: Tensor | float = transform.scale / transform.temperature
+    if transform.softcap is None:
+        if slope != 1:
+            logits.mul_(slope)
+        return logits, slope
+    logits.mul_(transform.scale / transform.softcap).tanh_()
+    if with_slope:
+        slope = (1 - logits.square()).mul_(slope)
+    logits.mul_(transform.softcap / transform.temperature)
+    return logits, slope
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, accumulated in `total`'s precision."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))

@@ -1,0 +1,92 @@
+"""Where a model comes from: the package itself, a folder, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quadriga.errors import DataError
+
+BUILTIN = "builtin:"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def resolve_model_path(path: str | os.PathLike) -> Path | str:
+    """`builtin:NAME` → the embedded model's folder; `~` and `$VARIABLE` expanded; a folder; else a hub name as it is.
+
+    Raises:
+        DataError: no such embedded model, a path that does not exist, or a folder without a model in it.
+    """
+    text = os.path.expandvars(os.path.expanduser(str(path)))
+    if text.startswith(BUILTIN):
+        return _builtin(text.removeprefix(BUILTIN))
+    folder = Path(text)
+    if folder.is_dir():
+        _check_folder(folder)
+        return folder
+    if folder.exists():
+        raise DataError(f"the model path {text} is a file", "give the folder that contains config.json")
+    if _looks_like_a_path(text):
+        raise DataError(
+            f"the model folder {text} does not exist (looked from {Path.cwd()})",
+            "give an existing folder with config.json, weights and tokenizer, or a hub name such as org/model",
+        )
+    return text
+
+
+@contextmanager
+def readable_load_errors(path: Path | str, what: str) -> Iterator[None]:
+    """Turn what transformers raises while loading `what` from `path` into a DataError that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{what} could not be loaded from {path}: {_first_line(error)}", _fix(path, error)) from error
+
+
+def _builtin(name: str) -> Path:
+    folder = ASSETS / name
+    known = sorted(p.name for p in ASSETS.iterdir() if (p / "config.json").is_file()) if ASSETS.is_dir() else []
+    if name not in known:
+        raise DataError(
+            f"there is no embedded model {name!r}; this package has: {', '.join(known) or 'none'}",
+            "choose one of them, or give a folder or hub name",
+        )
+    return folder
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        inside = sorted(p.name for p in folder.iterdir())[:8]
+        raise DataError(
+            f"the model folder {folder} has no config.json (it holds: {', '.join(inside) or 'nothing'})",
+            "give the folder that save_pretrained wrote; for a checkpoint that is its huggingface/ folder",
+        )
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return text.startswith((".", "/", "~", "$")) or text.count("/") > 1 or text.endswith("/") or not text.strip()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def _fix(path: Path | str, error: BaseException) -> str:
+    message = str(error).lower()
+    if "trust_remote_code" in message or "custom code" in message:
+        return "it brings Python code of its own; read that code, then set model.trust_remote_code=True"
+    if "unrecognized configuration class" in message or "unrecognized model" in message:
+        return "the model must be a causal language model (or, for a reward model, a sequence classifier)"
+    if isinstance(path, Path):
+        return "check that the folder holds complete weights (*.safetensors) and tokenizer files"
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        return "HF_HUB_OFFLINE=1 forbids downloads: unset it, or download the model and give its folder"
+    return (
+        f"check the name, the network, and access to a gated model (HF_TOKEN); or download it elsewhere "
+        f"(hf download {path}) and give the folder"
+    )
