@@ -197,12 +197,13 @@ def _advice(demands: Sequence[Demand], nodes: Sequence[Node], waited_s: float) -
 
 def _largest_that_fits(demands: Sequence[Demand], nodes: Sequence[Node]) -> int | None:
     """The largest equal number of slots per node for which the same pools would fit."""
+    too_small = place(demands, nodes, use_total=True) is None
     for slots in range(max(d.slots for d in demands) - 1, 0, -1):
         scaled = [
             Demand(d.pool, slots, {r: a / d.slots * slots for r, a in d.need.items()}) if d.slots > slots else d
             for d in demands
         ]
-        if place(scaled, nodes) is not None:
+        if place(scaled, nodes, use_total=too_small) is not None:
             return slots
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,6 +25,9 @@ def start_ray(ray_init: dict[str, Any]) -> None:
     address = arguments.get("address") or os.environ.get("RAY_ADDRESS")
     if address and address not in ("local", "auto"):
         _refuse_unreachable(str(address))
+        # For a named address Ray looks for its token file only when told to; without it, it is refused for a long time.
+        if (Path.home() / ".ray" / "auth_token").exists():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
     elif address != "auto":
         # A cluster of our own, which lives as long as this process: no dashboard to start, no usage reports to send.
         arguments.setdefault("include_dashboard", False)

@@ -165,11 +165,13 @@ def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    # Ray may have been started by others, without our defaults: the runner gets them, and its workers inherit them.
+    options: dict[str, Any] = {"runtime_env": {"env_vars": runtime_env["env_vars"]}}
     if not hasattr(runner_class, "remote"):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        runner_class = ray.remote(runner_class).options(num_cpus=0, scheduling_strategy=here)
-    # Ray may have been started by others, without our defaults: the runner gets them, and its workers inherit them.
-    return runner_class.options(runtime_env={"env_vars": runtime_env["env_vars"]}).remote()
+        runner_class = ray.remote(runner_class)
+        options.update(num_cpus=0, scheduling_strategy=here)
+    return runner_class.options(**options).remote()
 
 
 def command(arguments: list[str]) -> int:

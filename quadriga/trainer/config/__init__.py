@@ -1,0 +1,1 @@
+"""The configuration files (a package, so that Hydra and wheels find them)."""
