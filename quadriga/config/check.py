@@ -65,12 +65,12 @@ def _data(config: Config, problems: Problems) -> None:
             problems.add(
                 f"{source}={here} and {copy}={there} must be equal", f"set only {source}; the other follows it"
             )
-    for key, path, class_name in (
-        ("data.sampler.class_name", data.sampler.class_path, data.sampler.class_name),
-        ("data.custom_cls.name", data.custom_cls.path, data.custom_cls.name),
+    for path_key, name_key, path, class_name in (
+        ("data.sampler.class_path", "data.sampler.class_name", data.sampler.class_path, data.sampler.class_name),
+        ("data.custom_cls.path", "data.custom_cls.name", data.custom_cls.path, data.custom_cls.name),
     ):
         if path is not None and class_name is None:
-            problems.add(f"{key} is not set, but a file is: {path}", f"set {key} to the class in it")
+            problems.add(f"{path_key}={path}, but {name_key} is not set", f"set {name_key} to the class in that file")
 
 
 def _algorithm(config: Config, problems: Problems) -> None:

@@ -18,7 +18,7 @@ class ForeignKey:
     pattern: str
     accepts: Callable[[Any], bool]
     why: str = ""
-    instead: str = ""
+    instead: str = "remove it"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import types
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from quadriga.config.fields import KeySpec, spec_of
@@ -84,11 +84,14 @@ def is_free_form(cls: type, path: str) -> bool:
 
 
 def default_of(cls: type, path: str) -> Any:
-    """The schema's default of a known key; None inside a free-form key."""
-    node: Any = default_values(cls)
-    for part in path.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
+    """The schema's default of a known key; None for all others, e.g. inside a free-form key."""
+    return _flat_defaults(cls).get(path)
+
+
+@cache
+def _flat_defaults(cls: type) -> dict[str, Any]:
+    defaults = default_values(cls)
+    return {path: reduce(dict.__getitem__, path.split("."), defaults) for path in all_keys(cls)}
 
 
 def nearest_keys(cls: type, path: str, limit: int = 3) -> list[str]:

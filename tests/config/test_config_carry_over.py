@@ -1,0 +1,217 @@
+"""Command lines of verl users: what works as it is, and what is refused with the way to write it here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dotted import nest
+
+from quadriga.config import Config, compose, load_config, screen_overrides
+from quadriga.config.carry_over import VALUES, carry_over
+from quadriga.config.foreign_keys import TABLE, ForeignKey, Renamed
+from quadriga.config.typed import Problems, all_keys, is_free_form, is_known
+from quadriga.errors import ConfigError
+
+Problem = Callable[[dict[str, Any]], str]
+A = "actor_rollout_ref"
+
+GRPO_GSM8K = f"""
+algorithm.adv_estimator=grpo
+data.train_files=/data/gsm8k/train.parquet data.val_files=/data/gsm8k/test.parquet
+data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024
+data.filter_overlong_prompts=True data.truncation='error'
+{A}.model.path=Qwen/Qwen2.5-3B-Instruct {A}.model.use_remove_padding=True
+{A}.model.enable_gradient_checkpointing=True
+{A}.actor.optim.lr=1e-6 {A}.actor.ppo_mini_batch_size=256 {A}.actor.ppo_micro_batch_size_per_gpu=40
+{A}.actor.use_kl_loss=True {A}.actor.kl_loss_coef=0.001 {A}.actor.kl_loss_type=low_var_kl
+{A}.actor.entropy_coeff=0 {A}.actor.fsdp_config.param_offload=False {A}.actor.fsdp_config.optimizer_offload=False
+{A}.rollout.log_prob_micro_batch_size_per_gpu=40 {A}.rollout.tensor_model_parallel_size=1
+{A}.rollout.gpu_memory_utilization=0.6 {A}.rollout.n=5
+{A}.ref.log_prob_micro_batch_size_per_gpu=40 {A}.ref.fsdp_config.param_offload=True
+algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger=["console","wandb"]
+trainer.project_name=gsm8k trainer.experiment_name=qwen trainer.n_gpus_per_node=8 trainer.nnodes=1
+trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15
+"""
+
+PPO_WITH_CRITIC = f"""
+algorithm.adv_estimator=gae data.train_files=[/data/a.parquet,/data/b.parquet] data.val_files=/data/t.parquet
+data.train_batch_size=512 data.return_raw_chat=True data.seed=42
+{A}.model.path=/models/llm {A}.model.use_remove_padding=True {A}.actor.strategy=fsdp2
+{A}.actor.optim.lr=1e-6 {A}.actor.optim.lr_warmup_steps_ratio=0.285 {A}.actor.ppo_mini_batch_size=128
+{A}.actor.use_dynamic_bsz=True {A}.actor.ppo_max_token_len_per_gpu=24000 {A}.actor.ulysses_sequence_parallel_size=1
+{A}.rollout.log_prob_use_dynamic_bsz=True {A}.rollout.log_prob_max_token_len_per_gpu=24000
+{A}.rollout.mode=async {A}.rollout.enable_chunked_prefill=True {A}.rollout.free_cache_engine=True
+{A}.rollout.calculate_log_probs=True {A}.rollout.max_num_batched_tokens=10000 {A}.hybrid_engine=True
+critic.optim.lr=1e-5 critic.model.path=/models/llm critic.model.use_remove_padding=True critic.strategy=fsdp2
+critic.optim.lr_warmup_steps_ratio=0.05 critic.use_dynamic_bsz=True critic.ppo_max_token_len_per_gpu=98304
+critic.model.enable_gradient_checkpointing=True critic.model.fsdp_config.param_offload=False
+critic.model.fsdp_config.optimizer_offload=False
+algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.001 algorithm.gamma=1.0
+trainer.use_legacy_worker_impl=auto trainer.critic_warmup=0 trainer.n_gpus_per_node=8 trainer.nnodes=2
+trainer.val_before_train=False trainer.device=cuda trainer.resume_mode=auto trainer.balance_batch=True
+ray_kwargs.ray_init.num_cpus=96
+"""
+
+DAPO = f"""
+algorithm.adv_estimator=grpo {A}.rollout.n=16 data.train_batch_size=512 {A}.actor.ppo_mini_batch_size=32
+data.max_prompt_length=2048 data.max_response_length=8192 data.truncation=left data.prompt_key=prompt
+{A}.actor.clip_ratio_low=0.2 {A}.actor.clip_ratio_high=0.28 {A}.actor.clip_ratio_c=10.0
+algorithm.use_kl_in_reward=False algorithm.kl_ctrl.kl_coef=0.0 {A}.actor.use_kl_loss=False {A}.actor.kl_loss_coef=0.0
+algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc algorithm.filter_groups.max_num_gen_batches=10
+{A}.actor.use_dynamic_bsz=True {A}.ref.log_prob_use_dynamic_bsz=True {A}.rollout.log_prob_use_dynamic_bsz=True
+{A}.actor.ppo_max_token_len_per_gpu=10240 {A}.ref.log_prob_max_token_len_per_gpu=10240
+{A}.actor.loss_agg_mode=token-mean {A}.actor.grad_clip=1.0 {A}.actor.optim.weight_decay=0.1
+{A}.actor.optim.lr_warmup_steps=10 {A}.rollout.temperature=1.0 {A}.rollout.top_p=1.0 {A}.rollout.top_k=-1
+{A}.rollout.val_kwargs.temperature=1.0 {A}.rollout.val_kwargs.top_p=0.7 {A}.rollout.val_kwargs.do_sample=True
+{A}.rollout.val_kwargs.n=1 {A}.rollout.data_parallel_size=1 {A}.rollout.enable_prefix_caching=True
+{A}.actor.fsdp_config.fsdp_size=-1 {A}.actor.entropy_from_logits_with_chunking=True
+{A}.actor.checkpoint.save_contents=['model','optimizer','extra','hf_model']
+reward_model.reward_manager=dapo +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True
++reward_model.reward_kwargs.overlong_buffer_cfg.len=4096
++reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0 +reward_model.reward_kwargs.max_resp_len=8192
+trainer.n_gpus_per_node=8 trainer.nnodes=4 trainer.max_actor_ckpt_to_keep=2 trainer.log_val_generations=10
+trainer.default_local_dir=/ckpts/dapo trainer.total_training_steps=200
+"""
+
+LORA_REWARD_MODEL = f"""
+algorithm.adv_estimator=rloo {A}.rollout.n=4 {A}.model.lora_rank=32 {A}.model.lora_alpha=32
+{A}.model.target_modules=all-linear {A}.rollout.load_format=safetensors {A}.rollout.layered_summon=True
+{A}.actor.use_kl_loss=True {A}.actor.ppo_epochs=2 {A}.actor.clip_ratio=0.1 {A}.nccl_timeout=1200
+{A}.rollout.multi_turn.enable=False {A}.model.use_shm=False {A}.model.use_fused_kernels=False
+reward_model.enable=True reward_model.model.path=/models/rm reward_model.micro_batch_size_per_gpu=8
+reward_model.strategy=fsdp reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=2 reward_model.nnodes=1
+custom_reward_function.path=/code/reward.py custom_reward_function.name=score
++data.apply_chat_template_kwargs.enable_thinking=False +{A}.model.override_config.attention_dropout=0.0
+global_profiler.tool=null trainer.rollout_data_dir=/dumps ray_kwargs.timeline_json_file=/tmp/ray.json
+"""
+
+SEED_000 = f"""
+trainer.n_gpus_per_node=8 trainer.nnodes=1 {A}.model.path=Qwen/Qwen2.5-0.5B-Instruct
+data.train_files=~/data/gsm8k/train.parquet data.val_files=~/data/gsm8k/test.parquet
+"""
+
+
+@pytest.mark.parametrize("line", [GRPO_GSM8K, PPO_WITH_CRITIC, DAPO, LORA_REWARD_MODEL, SEED_000])
+def test_command_line_carries_over(line: str) -> None:
+    config = load_config(compose(line.split()))
+    for setting in line.split():
+        path, _, text = setting.lstrip("+").partition("=")
+        if path in all_keys(Config) and text in ("True", "False", "0.28", "1024", "dapo"):
+            node: Any = config
+            for part in path.split("."):
+                node = getattr(node, part)
+            assert str(node) == text, setting
+
+
+def test_free_form_keys_of_the_command_line_arrive() -> None:
+    config = load_config(compose(DAPO.split()))
+    assert config.reward_model.reward_kwargs == {
+        "overlong_buffer_cfg": {"enable": True, "len": 4096, "penalty_factor": 1.0},
+        "max_resp_len": 8192,
+    }
+    assert load_config(compose(["ray_kwargs.ray_init.num_cpus=4"])).ray_kwargs.ray_init == {"num_cpus": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what", "fix"),
+    [
+        (f"{A}.rollout.name", "vllm", "must be native", "the training module itself"),
+        (f"{A}.rollout.tensor_model_parallel_size", 2, "one replica per GPU", "set it to 1"),
+        (f"{A}.actor.strategy", "megatron", "trains with FSDP2", "fsdp2"),
+        (f"{A}.actor.megatron.tensor_model_parallel_size", 2, f"{A}.actor.megatron.*: ", "remove the section"),
+        (f"{A}.actor.ppo_micro_batch_size", 64, "counted per GPU", f"{A}.actor.ppo_micro_batch_size_per_gpu="),
+        (f"{A}.actor.ulysses_sequence_parallel_size", 2, "never split over GPUs", "remove it"),
+        (f"{A}.model.use_remove_padding", False, "always packed", "remove it"),
+        (f"{A}.model.use_fused_kernels", True, "in chunks", "remove it"),
+        (f"{A}.model.use_shm", True, "where it lies", "remove it"),
+        (f"{A}.rollout.calculate_log_probs", False, "always recorded", "remove it"),
+        (f"{A}.rollout.multi_turn.enable", True, "single-turn", "remove it"),
+        (f"{A}.actor.optim.clip_grad", 0.5, "another name here", f"write {A}.actor.grad_clip=0.5"),
+        (f"{A}.actor.optim.warmup_style", "cosine", "another name", f"{A}.actor.optim.lr_scheduler_type=cosine"),
+        ("critic.model.fsdp_config.param_offload", True, "another name", "write critic.fsdp_config.param_offload=True"),
+        ("critic.model.fsdp_config.fsdp_size", 2, "sharded over all workers", "remove it"),
+        ("critic.fsdp.optimizer_offload", True, "another name", "write critic.fsdp_config.optimizer_offload=True"),
+        ("reward.custom_reward_function.path", "r.py", "another name", "write custom_reward_function.path=r.py"),
+        ("reward.reward_manager.name", "dapo", "another name", "write reward_model.reward_manager=dapo"),
+        ("reward.reward_model.enable", True, "another name", "write reward_model.enable=True"),
+        ("reward.reward_model.model_path", "m", "another name", "write reward_model.model.path=m"),
+        ("reward_model.overlong_buffer.len", 9, "another name", "reward_model.reward_kwargs.overlong_buffer_cfg.len=9"),
+        ("data.filter_overlong_prompts_workers", 8, "tokenizer's threads", "remove it"),
+        ("data.gen_batch_size", 96, "data.train_batch_size prompts", "max_num_gen_batches"),
+        ("trainer.max_critic_ckpt_to_keep", 2, "another name", "write trainer.max_actor_ckpt_to_keep=2"),
+        ("trainer.use_legacy_worker_impl", "enable", "one implementation", "remove it"),
+        ("trainer.default_hdfs_dir", "hdfs://x", "file system", "trainer.default_local_dir"),
+        ("global_profiler.tool", "nsys", "global_profiler.*: ", "remove it"),
+        ("distillation.enabled", True, "distillation is not there", "remove it"),
+        ("ray_init.timeline_json_file", "t.json", "another name", "write ray_kwargs.timeline_json_file=t.json"),
+        (f"{A}.actor.checkpoint.save_contents", ["model"], "always holds", "remove it"),
+        ("algorithm.adv_estimator", "grpo_vectorized", "must be one of", "set grpo"),
+        ("trainer.logger", ["console", "file"], "must be one of", "always written"),
+    ],
+)
+def test_foreign_key_is_refused_with_reason_and_way_out(
+    problem: Problem, path: str, value: Any, what: str, fix: str
+) -> None:
+    message = problem({path: value})
+    said, _, way_out = message.partition("\n  fix: ")
+    assert what in said
+    assert fix in way_out
+    if not path.startswith(("algorithm.adv", "trainer.logger", f"{A}.rollout.name")):
+        with pytest.raises(ConfigError) as caught:
+            screen_overrides([f"{path}={value}"])
+        assert str(caught.value) == message, "the command line says the same"
+
+
+def test_a_refused_section_is_one_problem(problem: Problem) -> None:
+    keys = {f"{A}.actor.megatron.{name}": 2 for name in ("tp", "pp", "ep", "cp")}
+    assert "problems" not in problem(keys)
+    assert "2 problems" in problem({**keys, f"{A}.ref.megatron.tp": 2})
+
+
+def test_null_means_not_set(problem: Problem) -> None:
+    assert (
+        problem({f"{A}.actor.ppo_micro_batch_size": None, "global_profiler.steps": None, "data.tool_config_path": None})
+        == ""
+    )
+
+
+def test_misspelt_keys_are_not_taken_for_foreign_ones(problem: Problem) -> None:
+    for path in (f"{A}.actor.policy_loss.los_mode", "algorithm.rollout_correction.rollout_iss", "reward.timeout"):
+        assert problem({path: 1}).startswith(f"unknown key {path}")
+
+
+def test_table_is_about_keys_that_the_schema_lacks() -> None:
+    for row in TABLE:
+        hidden = [path for path in all_keys(Config) if path == row.pattern]
+        assert hidden == []
+
+
+def test_every_row_has_a_reason_or_accepts_everything() -> None:
+    for row in TABLE:
+        if isinstance(row, ForeignKey) and not row.accepts(object()):
+            assert row.why
+            assert row.instead
+
+
+def test_renamed_keys_lead_to_keys_that_exist() -> None:
+    for row in TABLE:
+        if isinstance(row, Renamed):
+            if row.here.endswith("*"):
+                section = row.here.removesuffix(".*")
+                assert is_known(Config, section) or is_free_form(Config, section)
+            else:
+                assert is_known(Config, row.here), row
+    assert {path for path, _ in VALUES} <= set(all_keys(Config))
+
+
+def test_default_of_a_renamed_key_is_accepted_under_its_old_name() -> None:
+    problems = Problems()
+    assert carry_over("critic.optim.clip_grad", 1.0, problems)
+    assert problems.found == []
+
+
+def test_accepted_values_leave_no_trace() -> None:
+    assert load_config(nest({f"{A}.rollout.mode": "async", "data.return_raw_chat": True})) == load_config({})
+    assert screen_overrides([f"{A}.rollout.mode=async", "trainer.nnodes=2"]) == ["trainer.nnodes=2"]

@@ -1,0 +1,146 @@
+"""A value that would have no effect is refused, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+
+from quadriga.config import Config
+from quadriga.config.no_effect import RULES, full_names
+
+Load = Callable[[dict[str, Any]], Config]
+Problem = Callable[[dict[str, Any]], str]
+
+ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MODEL, VAL = "actor_rollout_ref.model", "actor_rollout_ref.rollout.val_kwargs"
+IS, RS = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"
+GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
+KL_LOSS = {f"{ACTOR}.use_kl_loss": True}
+KL_REWARD = {"algorithm.use_kl_in_reward": True}
+REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "some/model"}
+ROWS = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 4}
+
+# (keys under test, what makes them idle, what makes them work)
+CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"critic.optim.lr": 1e-4, "critic.grad_clip": 0.5}, GRPO, {}),
+    ({"trainer.critic_warmup": 3}, GRPO, {}),
+    ({f"{REF}.log_prob_max_token_len_per_gpu": 20000}, {}, KL_LOSS),
+    ({f"{REF}.fsdp_config.param_offload": True}, {}, KL_REWARD),
+    ({f"{REF}.fsdp_config.param_offload": True}, {**KL_LOSS, f"{MODEL}.lora_rank": 8}, KL_LOSS),
+    ({"reward_model.model.trust_remote_code": True}, {}, REWARD_MODEL),
+    ({"reward_model.micro_batch_size_per_gpu": 4}, {}, REWARD_MODEL),
+    ({"reward_model.max_token_len_per_gpu": 20000}, {}, REWARD_MODEL),
+    ({"reward_model.enable_resource_pool": True}, {}, REWARD_MODEL),
+    (
+        {"reward_model.n_gpus_per_node": 2, "reward_model.nnodes": 2},
+        REWARD_MODEL,
+        {**REWARD_MODEL, "reward_model.enable_resource_pool": True},
+    ),
+    ({"algorithm.lam": 0.95}, GRPO, {}),
+    ({"algorithm.lam": 0.95}, {"algorithm.adv_estimator": "remax"}, {}),
+    ({"algorithm.gamma": 0.9}, GRPO, {"algorithm.adv_estimator": "reinforce_plus_plus"}),
+    ({"algorithm.norm_adv_by_std_in_grpo": False}, {}, GRPO),
+    ({"algorithm.f_norm": 2.0}, GRPO, {**GRPO, "algorithm.adv_estimator": "gpg"}),
+    ({"algorithm.filter_groups.metric": "acc"}, GRPO, {**GRPO, "algorithm.filter_groups.enable": True}),
+    ({f"{IS}_threshold": 3.0}, {}, {IS: "token"}),
+    ({f"{IS}_batch_normalize": True}, {}, {IS: "sequence"}),
+    ({f"{RS}_threshold": 3.0}, {}, {RS: "token_k1"}),
+    ({f"{ACTOR}.kl_loss_coef": 0.1}, {}, KL_LOSS),
+    ({f"{ACTOR}.kl_loss_type": "k1"}, {}, KL_LOSS),
+    ({"algorithm.kl_ctrl.kl_coef": 0.1}, {}, KL_REWARD),
+    ({"algorithm.kl_penalty": "k3"}, {}, KL_REWARD),
+    ({"algorithm.kl_ctrl.target_kl": 0.2}, KL_REWARD, {**KL_REWARD, "algorithm.kl_ctrl.type": "adaptive"}),
+    ({f"{ACTOR}.clip_ratio": 0.3}, {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28}, {}),
+    ({f"{ACTOR}.clip_ratio_c": 5.0}, {f"{ACTOR}.policy_loss.loss_mode": "gspo"}, {}),
+    ({f"{ACTOR}.clip_ratio_high": 0.3}, {f"{ACTOR}.policy_loss.loss_mode": "gpg"}, {}),
+    ({f"{ACTOR}.loss_scale_factor": 100.0}, {}, {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}),
+    ({f"{MODEL}.lora_alpha": 32, f"{MODEL}.target_modules": ["q_proj"]}, {}, {f"{MODEL}.lora_rank": 8}),
+    ({f"{ACTOR}.optim.min_lr_ratio": 0.1}, {}, {f"{ACTOR}.optim.lr_scheduler_type": "cosine"}),
+    ({"critic.optim.min_lr_ratio": 0.1}, {}, {"critic.optim.lr_scheduler_type": "cosine"}),
+    ({f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}, {f"{ACTOR}.use_dynamic_bsz": True}, {}),
+    ({f"{ACTOR}.ppo_max_token_len_per_gpu": 20000}, ROWS, {}),
+    ({f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 4}, {f"{ACTOR}.use_dynamic_bsz": True}, {}),
+    ({f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 20000}, ROWS, {}),
+    ({f"{REF}.log_prob_micro_batch_size_per_gpu": 4}, {**KL_LOSS, f"{ACTOR}.use_dynamic_bsz": True}, KL_LOSS),
+    (
+        {f"{REF}.log_prob_max_token_len_per_gpu": 20000},
+        {**KL_LOSS, f"{REF}.log_prob_micro_batch_size_per_gpu": 4},
+        KL_LOSS,
+    ),
+    ({"critic.ppo_micro_batch_size_per_gpu": 8}, {"critic.use_dynamic_bsz": True}, {}),
+    ({"critic.ppo_max_token_len_per_gpu": 20000}, {"critic.ppo_micro_batch_size_per_gpu": 4}, {}),
+    (
+        {"reward_model.max_token_len_per_gpu": 20000},
+        {**REWARD_MODEL, "reward_model.micro_batch_size_per_gpu": 4},
+        REWARD_MODEL,
+    ),
+    ({f"{ROLLOUT}.top_p": 0.9}, {f"{ROLLOUT}.do_sample": False}, {}),
+    ({f"{VAL}.temperature": 0.7, f"{VAL}.top_p": 0.9}, {}, {f"{VAL}.do_sample": True, f"{VAL}.temperature": 1.0}),
+    ({"data.seed": 7}, {"data.shuffle": False}, {}),
+    ({"data.truncation": "left"}, {"data.filter_overlong_prompts": True}, {}),
+    ({"data.sampler.class_name": "Mine"}, {}, {"data.sampler.class_path": "my.module"}),
+    ({"data.custom_cls.name": "Mine"}, {}, {"data.custom_cls.path": "my.module"}),
+    ({"custom_reward_function.name": "score"}, {}, {"custom_reward_function.path": "rewards.py"}),
+    (
+        {"custom_reward_function.name": "score"},
+        {"custom_reward_function.path": "my.module:other"},
+        {"custom_reward_function.path": "rewards.py"},
+    ),
+    ({"reward.max_error_rate": 0.1}, {"reward.on_error": "stop"}, {}),
+    ({"trainer.resume_from_path": "runs/1"}, {}, {"trainer.resume_mode": "resume_path"}),
+]
+
+
+@pytest.mark.parametrize(("keys", "idle", "works"), CASES, ids=lambda d: ",".join(d))
+def test_value_is_refused_exactly_when_it_has_no_effect(
+    load: Load, problem: Problem, keys: dict[str, Any], idle: dict[str, Any], works: dict[str, Any]
+) -> None:
+    message = problem({**idle, **keys})
+    assert "no effect" in message
+    assert "problems" not in message, "one problem names all the keys"
+    for path in keys:
+        assert f"{path}={keys[path]}" in message
+    assert "fix: remove " in message
+    load({**keys, **works})
+
+
+def test_every_rule_has_a_case() -> None:
+    tested = {path for keys, _, _ in CASES for path in keys}
+    for rule in RULES:
+        patterns = full_names(rule.keys).split()
+        assert any(fnmatchcase(path, pattern) for path in tested for pattern in patterns), rule.keys
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {f"{ACTOR}.kl_loss_coef": 0.0},
+        {"algorithm.kl_ctrl.kl_coef": 0},
+        {f"{ROLLOUT}.do_sample": False, f"{ROLLOUT}.temperature": 0},
+        {**GRPO, "trainer.critic_warmup": 0},
+        {**GRPO, "critic.enable": False},
+        {**GRPO, "critic.model.path": "builtin:arithmetic"},
+        {f"{REF}.log_prob_max_token_len_per_gpu": 16384},
+        {f"{ACTOR}.ppo_max_token_len_per_gpu": 20000, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4},
+        {"custom_reward_function.reward_kwargs": {"method": "flexible"}},
+    ],
+    ids=str,
+)
+def test_value_that_changes_nothing_by_itself_is_let_through(load: Load, harmless: dict[str, Any]) -> None:
+    load(harmless)
+
+
+def test_own_estimator_and_loss_may_use_every_key(load: Load) -> None:
+    load(
+        {
+            "algorithm.adv_estimator": "my.module:estimator",
+            f"{ACTOR}.policy_loss.loss_mode": "my.module:loss",
+            "algorithm.lam": 0.9,
+            "algorithm.gamma": 0.9,
+            "algorithm.norm_adv_by_std_in_grpo": False,
+            f"{ACTOR}.clip_ratio_c": 4.0,
+        }
+    )
