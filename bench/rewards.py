@@ -46,7 +46,7 @@ def gsm8k_samples(file: Path, count: int) -> list[RewardSample]:
 def mixed_samples(file: Path, count: int, hanging_share: float) -> list[RewardSample]:
     samples = gsm8k_samples(file, count)
     for k in range(0, count, 4):
-        samples[k] = RewardSample("lighteval/MATH", r"so \boxed{\frac{%d}{2}}" % k, str(k / 2))
+        samples[k] = RewardSample("lighteval/MATH", f"so \\boxed{{\\frac{{{k}}}{{2}}}}", str(k / 2))
         samples[k + 1] = RewardSample("countdown", "<answer>(3 + 4) * 2</answer>", {"target": 14, "numbers": [2, 3, 4]})
     every = round(1 / hanging_share)
     for j, k in enumerate(range(every // 2, count, every)):
@@ -58,7 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--deadline", type=float, default=10.0)
-    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared/data/gsm8k/train.jsonl")
+    parser.add_argument(
+        "--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared/data/gsm8k/train.jsonl"
+    )
     options = parser.parse_args()
 
     samples = gsm8k_samples(options.data, 30_000)
@@ -70,7 +72,9 @@ def main() -> None:
         results = pool.score_all(samples)
         seconds = time.perf_counter() - began
     right = sum(result.score for result in results)
-    print(f"GSM8K: {len(samples) / seconds:,.0f} scores/s ({options.workers} workers, {right:.0f} of {len(samples)} right)")
+    print(
+        f"GSM8K: {len(samples) / seconds:,.0f} scores/s ({options.workers} workers, {right:.0f} of {len(samples)} right)"
+    )
 
     samples = mixed_samples(options.data, 4096, 0.01)
     hanging = sum("hang" in sample.extra_info for sample in samples)

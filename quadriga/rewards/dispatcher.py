@@ -400,7 +400,9 @@ class Dispatcher:
         for call in reversed([worker.calls[number] for number in sorted(worker.calls)]):
             call.handovers += 1
             if call.handovers > _MAX_HANDOVERS:
-                self._failed(call, ERROR, f"the scoring process ended {call.handovers} times before it came to this sample")
+                self._failed(
+                    call, ERROR, f"the scoring process ended {call.handovers} times before it came to this sample"
+                )
             else:
                 self._queue.appendleft(call)
 

@@ -6,7 +6,6 @@ in the scoring processes, never in the driver.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import importlib
 import importlib.util
@@ -107,11 +106,16 @@ def _is_file(place: str) -> bool:
 def load(function: RewardFunction) -> Callable[..., Any]:
     """Import the function and return it ready to be called with keyword arguments; runs in scoring processes."""
     place, _, name = function.target.rpartition(":")
-    module = _import_file(place) if _is_file(place) else importlib.import_module(place)
+    module = import_place(place)
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(f"there is no function {name!r} in {place}", "check custom_reward_function.name")
     return _adapted(found, dict(function.kwargs), _MANY if function.batched else _ONE, function.target)
+
+
+def import_place(place: str) -> Any:
+    """The module at a dotted name or in a Python file."""
+    return _import_file(place) if _is_file(place) else importlib.import_module(place)
 
 
 def _import_file(place: str) -> Any:
@@ -129,7 +133,9 @@ def _import_file(place: str) -> Any:
     return module
 
 
-def _adapted(function: Callable[..., Any], kwargs: dict[str, Any], names: tuple[str, ...], target: str) -> Callable[..., Any]:
+def _adapted(
+    function: Callable[..., Any], kwargs: dict[str, Any], names: tuple[str, ...], target: str
+) -> Callable[..., Any]:
     """By keyword where the function knows our names, else by position; a coroutine is awaited."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -145,9 +151,10 @@ def _adapted(function: Callable[..., Any], kwargs: dict[str, Any], names: tuple[
         by_keyword = False
     else:
         raise ConfigError(
-            f"reward function {target} takes ({', '.join(p.name for p in parameters)})", f"it must take ({', '.join(names)})"
+            f"reward function {target} takes ({', '.join(p.name for p in parameters)})",
+            f"it must take ({', '.join(names)})",
         )
-    runner: asyncio.Runner | None = None
+    runner: Any = None
 
     def call(*values: Any) -> Any:
         nonlocal runner
@@ -157,6 +164,8 @@ def _adapted(function: Callable[..., Any], kwargs: dict[str, Any], names: tuple[
             result = function(*values, **kwargs)
         if inspect.isawaitable(result):
             if runner is None:  # made in the worker that uses it: an event loop does not survive a fork
+                import asyncio
+
                 runner = asyncio.Runner()
             result = runner.run(_awaited(result))
         return result

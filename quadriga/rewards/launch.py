@@ -23,7 +23,7 @@ _LOG_BYTES = 4 << 20
 _TAIL_BYTES = 2048
 _MESSAGE_BYTES = 1 << 16
 # One thread per scoring process: they are many already, and only a process without threads can be forked safely.
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Nursery:
@@ -65,7 +65,7 @@ class Nursery:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=fds,
-                env={**_ONE_THREAD, **os.environ},
+                env={**os.environ, **_ONE_THREAD},
                 start_new_session=True,
             )
         self._wait_until_ready(start_timeout_s)

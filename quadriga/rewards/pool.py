@@ -243,7 +243,8 @@ def _pickled(values: Any) -> bytes:
         return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as problem:
         raise RewardError(
-            f"ground truth or extra_info cannot be sent to the scoring processes: {problem}", "use plain data in the rows"
+            f"ground truth or extra_info cannot be sent to the scoring processes: {problem}",
+            "use plain data in the rows",
         ) from problem
 
 

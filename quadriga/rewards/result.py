@@ -109,7 +109,8 @@ def metrics(results: Iterable[RewardResult]) -> dict[str, float]:
     if not results:
         return {}
     found = {
-        f"reward/{_METRIC_NAMES[outcome]}": sum(r.outcome == outcome for r in results) / len(results) for outcome in OUTCOMES
+        f"reward/{_METRIC_NAMES[outcome]}": sum(r.outcome == outcome for r in results) / len(results)
+        for outcome in OUTCOMES
     }
     found["reward/score"] = sum(r.score for r in results) / len(results)
     found["reward/seconds_mean"] = sum(r.seconds for r in results) / len(results)

@@ -70,6 +70,7 @@ def serve(channel: socket.socket, board: Board, slot: int, call: Callable[..., A
 
 
 def _run(board: Board, slot: int, call: Callable[..., Any], batched: bool, payload: bytes) -> dict[str, Any]:
+    reply: dict[str, Any]
     began = time.monotonic()
     board.set_started(slot, began)
     try:

@@ -25,7 +25,15 @@ _HERE = "quadriga.rewards.scorers."
 _BUILT_IN: dict[str, tuple[str, tuple[str, ...]]] = {
     "gsm8k": (
         _HERE + "gsm8k:score",
-        ("gsm8k", "openai/gsm8k", "openai/grade-school-math", "svamp", "chilled/svamp", "gsm-hard", "reasoning-machines/gsm-hard"),
+        (
+            "gsm8k",
+            "openai/gsm8k",
+            "openai/grade-school-math",
+            "svamp",
+            "chilled/svamp",
+            "gsm-hard",
+            "reasoning-machines/gsm-hard",
+        ),
     ),
     "math": (
         _HERE + "math:score",
@@ -144,12 +152,16 @@ def check_options(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Options are given per built-in scorer, e.g. `{"gsm8k": {"method": "flexible"}}`; an unknown one is an error."""
     for scorer, given in options.items():
         if scorer not in _BUILT_IN:
-            raise ConfigError(f"unknown scorer {scorer!r} in the scorer options", f"known: {', '.join(sorted(_BUILT_IN))}")
+            raise ConfigError(
+                f"unknown scorer {scorer!r} in the scorer options", f"known: {', '.join(sorted(_BUILT_IN))}"
+            )
         parameters = inspect.signature(_load(_BUILT_IN[scorer][0])).parameters
         allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
         for option in given:
             if option not in allowed:
-                raise ConfigError(f"scorer {scorer!r} has no option {option!r}", f"its options: {', '.join(allowed) or 'none'}")
+                raise ConfigError(
+                    f"scorer {scorer!r} has no option {option!r}", f"its options: {', '.join(allowed) or 'none'}"
+                )
 
 
 def score(

@@ -19,13 +19,19 @@ _METHODS = ("strict", "flexible")
 
 _DIGITS = r"(?>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _MONEY = r"(?:\\?[$€£¥])"
-_NUMBER = rf"(?P<sign>[-−–+]?)[ \t]*{_MONEY}?[ \t]*(?P<digits>(?>{_DIGITS}))(?:[ \t]*/[ \t]*(?P<denominator>(?>[0-9]+)))?"
+_NUMBER = (
+    rf"(?P<sign>[-−–+]?)[ \t]*{_MONEY}?[ \t]*(?P<digits>(?>{_DIGITS}))(?:[ \t]*/[ \t]*(?P<denominator>(?>[0-9]+)))?"
+)
 # What may not follow: more digits, a list, a range, a time, an operator with a second operand, an exponent, "5k".
-_NOT_THE_END = r"(?![0-9]|[.,][0-9]|,[ \t]*[0-9]|[ \t]+[0-9]|[ \t]*(?:[-−+*/×÷^=:]|x(?![a-z]))[ \t]*[0-9]|[eE][-+]?[0-9]|[kK]\b)"
+_NOT_THE_END = (
+    r"(?![0-9]|[.,][0-9]|,[ \t]*[0-9]|[ \t]+[0-9]|[ \t]*(?:[-−+*/×÷^=:]|x(?![a-z]))[ \t]*[0-9]|[eE][-+]?[0-9]|[kK]\b)"
+)
 _OPENING = r"(?:[\s*_`\"'({\[:]|\\[(\[]|\\(?:boxed|fbox|text|textbf|mathbf)[ \t]*\{|\\?[$€£¥](?=\\(?:boxed|fbox)))*"
 
 _ANSWER = re.compile(rf"{_OPENING}{_NUMBER}{_NOT_THE_END}")
-_ANYWHERE = re.compile(rf"(?P<sign>(?<![\w)\]])[-−])?{_MONEY}?(?P<digits>(?>{_DIGITS}))(?:/(?P<denominator>(?>[0-9]+)))?")
+_ANYWHERE = re.compile(
+    rf"(?P<sign>(?<![\w)\]])[-−])?{_MONEY}?(?P<digits>(?>{_DIGITS}))(?:/(?P<denominator>(?>[0-9]+)))?"
+)
 _FRACTION = re.compile(r"\\[dt]?frac[ ]*\{?([0-9]+)\}?[ ]*\{?([0-9]+)\}?")
 _LATEX_COMMA = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[!,])(?=[0-9]{3})")
 
@@ -86,7 +92,9 @@ def truth_value(ground_truth: Any) -> Fraction:
     plain = extract_solution(text) if "####" in text else extract_solution(f"#### {text}")
     value = value_of(plain) if plain is not None else None
     if value is None:
-        raise DataError(f"ground truth {text[:80]!r} is not a number", "give reward_model.ground_truth as a number or its text")
+        raise DataError(
+            f"ground truth {text[:80]!r} is not a number", "give reward_model.ground_truth as a number or its text"
+        )
     return value
 
 

@@ -51,7 +51,9 @@ def score_regex(
     try:
         pattern = re.compile(str(ground_truth), re.DOTALL)
     except re.error as problem:
-        raise DataError(f"ground truth {ground_truth!r} is not a regular expression: {problem}", "mend the row") from problem
+        raise DataError(
+            f"ground truth {ground_truth!r} is not a regular expression: {problem}", "mend the row"
+        ) from problem
     text = solution_str.strip()
     found = pattern.fullmatch(text) if full else pattern.search(text)
     return {

@@ -80,7 +80,9 @@ def score(
     if "\\boxed" in truth or "\\fbox" in truth:
         truth = last_boxed(truth) or ""
     if not truth.strip():
-        raise DataError(f"ground truth {ground_truth!r} holds no answer", "give reward_model.ground_truth as LaTeX text")
+        raise DataError(
+            f"ground truth {ground_truth!r} holds no answer", "give reward_model.ground_truth as LaTeX text"
+        )
     answer = extract_solution(solution_str)
     if not answer:
         return {"score": 0.0, "acc": 0.0, "pred": None, "parsed": False}

@@ -1,0 +1,109 @@
+"""Reward managers: between a batch of token ids and the reward pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quadriga.rewards.functions import reward_function
+from quadriga.rewards.managers.base import BaseRewardManager
+from quadriga.rewards.managers.kinds import (
+    BatchRewardManager,
+    DAPORewardManager,
+    NaiveRewardManager,
+    RewardManager,
+    as_batched,
+)
+from quadriga.rewards.managers.registry import manager_class, register_manager
+from quadriga.rewards.pool import RewardPool
+from quadriga.rewards.result import RewardSample
+
+__all__ = [
+    "BaseRewardManager",
+    "BatchRewardManager",
+    "DAPORewardManager",
+    "NaiveRewardManager",
+    "RewardManager",
+    "build_manager",
+    "load_reward_manager",
+    "manager_class",
+    "open_pool",
+    "register_manager",
+]
+
+
+def build_manager(
+    name: str,
+    tokenizer: Any,
+    num_examine: int,
+    *,
+    pool: RewardPool,
+    reward_fn_key: str = "data_source",
+    **reward_kwargs: Any,
+) -> Any:
+    """A manager of any registered or user-given class, scoring in `pool`.
+
+    A class that is no `BaseRewardManager` is built as `cls(tokenizer=…, num_examine=…, compute_score=…, reward_fn_key=…,
+    **reward_kwargs)`; its `compute_score(data_source, solution_str, ground_truth, extra_info)` scores in the pool too.
+    """
+    cls = manager_class(name)
+    common = {"tokenizer": tokenizer, "num_examine": num_examine, "reward_fn_key": reward_fn_key, **reward_kwargs}
+    if issubclass(cls, BaseRewardManager):
+        return cls(**common, compute_score=pool.function, pool=pool)
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any) -> Any:
+        result = pool.score_all([RewardSample(data_source, solution_str, ground_truth, dict(extra_info or {}))])[0]
+        return {
+            "score": result.score,
+            "acc": result.acc,
+            "pred": result.pred,
+            "outcome": result.outcome,
+            **result.extra,
+        }
+
+    return cls(**common, compute_score=compute_score)
+
+
+def open_pool(config: Any, log_file: str | None = None) -> RewardPool:
+    """The pool that `custom_reward_function.*`, `reward_model.reward_manager` and `reward.*` describe."""
+    custom, options = config.custom_reward_function, config.reward
+    function = reward_function(custom.path, custom.name, _plain(custom.reward_kwargs))
+    name = config.reward_model.reward_manager
+    if ":" not in name and issubclass(manager_class(name), BatchRewardManager):
+        function = as_batched(function)
+    return RewardPool(
+        function,
+        num_workers=options.num_workers,
+        timeout_s=options.timeout_s,
+        max_retries=options.max_retries,
+        on_error=options.on_error,
+        max_error_rate=options.max_error_rate,
+        memory_limit_mb=options.memory_limit_mb,
+        log_file=log_file,
+    )
+
+
+def load_reward_manager(
+    config: Any, tokenizer: Any, num_examine: int, *, pool: RewardPool | None = None, **kwargs: Any
+) -> Any:
+    """The manager that a configuration describes; give it a pool to share one between training and validation."""
+    reward_kwargs = _plain(config.reward_model.reward_kwargs) | kwargs
+    return build_manager(
+        config.reward_model.reward_manager,
+        tokenizer,
+        num_examine,
+        pool=pool or open_pool(config),
+        reward_fn_key=config.data.reward_fn_key,
+        **reward_kwargs,
+    )
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    """A dict of a section that may be a dict, an OmegaConf node or None."""
+    if section is None:
+        return {}
+    if isinstance(section, dict):
+        return dict(section)
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(section, resolve=True)
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}

@@ -1,0 +1,183 @@
+"""From a batch of token ids to a reward tensor: what all reward managers share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from quadriga.errors import DataError, RewardError
+from quadriga.protocol import DataProto
+from quadriga.rewards.functions import RewardFunction
+from quadriga.rewards.pool import RewardPool
+from quadriga.rewards.result import RewardResult, RewardSample, metrics
+
+
+class BaseRewardManager:
+    """Decodes the responses of a batch, has them scored by the pool, and places each score on its response's last token.
+
+    The batch holds `prompts` [B, P] (padded left), `responses` [B, R] (padded right) and `attention_mask` [B, P+R]; the
+    non-tensors `data_source`, `reward_model` (a dict with `ground_truth`) and, optionally, `extra_info`.
+
+    A batch that carries `rm_scores` [B, R] has been scored by a reward model: they are returned as they are.
+
+    Args:
+        tokenizer: Hugging Face tokenizer.
+        num_examine: how many responses per data source are printed at each call.
+        compute_score: the reward function, by name or as an object; None scores by data source.
+        reward_fn_key: column that chooses the scorer.
+        pool: the pool to score in; the manager opens one of its own when first needed if none is given.
+        pool_options: arguments of that own pool.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: RewardFunction | str | Callable[..., Any] | None = None,
+        reward_fn_key: str = "data_source",
+        *,
+        pool: RewardPool | None = None,
+        pool_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.num_examine = num_examine
+        self.reward_fn_key = reward_fn_key
+        self._compute_score = compute_score
+        self._pool = pool
+        self._owns_pool = pool is None
+        self._pool_options = pool_options or {}
+
+    @property
+    def pool(self) -> RewardPool:
+        if self._pool is None:
+            self._pool = RewardPool(self._compute_score, **self._pool_options)
+        return self._pool
+
+    def close(self) -> None:
+        """Close the pool if it is the manager's own; it is closed at exit otherwise."""
+        if self._owns_pool and self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
+        """Score a batch and wait for it.
+
+        Returns:
+            float32 [B, R] with each score on the last valid token of its response, zero elsewhere. A response without
+            any valid token has no place for its score: its row is zero. With `return_dict`, `{"reward_tensor": …}`
+            and what the manager adds to it.
+        """
+        if data.batch is not None and "rm_scores" in data.batch.keys():  # noqa: SIM118 (a TensorDict is no dict)
+            return self._answer(data.batch["rm_scores"], [], return_dict)
+        return self.assemble(data, self.pool.score_all(self.samples(data)), return_dict)
+
+    # -- the two halves, for a trainer that submits samples to the pool while others are still being generated
+
+    def samples(self, data: DataProto) -> list[RewardSample]:
+        """One sample per row: what the reward function is given."""
+        truths = _column(data, "reward_model")
+        sources = _column(data, self.reward_fn_key)
+        extras = data.non_tensor_batch.get("extra_info")
+        turns = data.non_tensor_batch.get("__num_turns__")
+        rollout_scores = data.non_tensor_batch.get("reward_scores")
+        samples = []
+        for row, text in enumerate(self._responses(data)):
+            if not isinstance(truths[row], dict) or "ground_truth" not in truths[row]:
+                raise DataError(
+                    f"row {row} of the batch has no reward_model.ground_truth, found {truths[row]!r}",
+                    "give every row a reward_model dict with ground_truth",
+                )
+            extra = dict(extras[row]) if extras is not None and extras[row] is not None else {}
+            if turns is not None:
+                extra["num_turns"] = turns[row]
+            if rollout_scores is not None:
+                extra["rollout_reward_scores"] = rollout_scores[row]
+            samples.append(RewardSample(str(sources[row]), text, truths[row]["ground_truth"], extra))
+        return samples
+
+    def assemble(
+        self, data: DataProto, results: list[RewardResult], return_dict: bool = False
+    ) -> torch.Tensor | dict[str, Any]:
+        """Turn the results of all rows, in order, into the reward tensor."""
+        if len(results) != len(data):
+            raise RewardError(f"{len(results)} results for a batch of {len(data)} rows")
+        lengths = self._response_lengths(data)
+        results = [self.adjust(result, int(length)) for result, length in zip(results, lengths)]
+        responses = data.batch["responses"]
+        reward_tensor = torch.zeros(responses.shape, dtype=torch.float32, device=responses.device)
+        scores = torch.tensor([result.score for result in results], dtype=torch.float32, device=responses.device)
+        rows = (lengths > 0).nonzero(as_tuple=True)[0]
+        reward_tensor[rows, lengths[rows] - 1] = scores[rows]
+        self._print_examples(data, results)
+        return self._answer(reward_tensor, results, return_dict)
+
+    def adjust(self, result: RewardResult, response_length: int) -> RewardResult:
+        """Hook: change a score by what the manager knows and the reward function does not, e.g. the length in tokens."""
+        return result
+
+    def extra(self, results: list[RewardResult]) -> dict[str, Any]:
+        """Hook: what `return_dict` holds besides the tensor."""
+        return {"reward_extra_info": extra_info_of(results), "reward_metrics": metrics(results)}
+
+    # -- details
+
+    def _answer(
+        self, reward_tensor: torch.Tensor, results: list[RewardResult], return_dict: bool
+    ) -> torch.Tensor | dict[str, Any]:
+        return {"reward_tensor": reward_tensor, **self.extra(results)} if return_dict else reward_tensor
+
+    @staticmethod
+    def _response_lengths(data: DataProto) -> torch.Tensor:
+        return data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].sum(dim=1)
+
+    def _responses(self, data: DataProto) -> list[str]:
+        lengths = self._response_lengths(data).tolist()
+        ids = [row[:length] for row, length in zip(data.batch["responses"].tolist(), lengths)]
+        return list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+    def _print_examples(self, data: DataProto, results: list[RewardResult]) -> None:
+        if self.num_examine <= 0:
+            return
+        shown: Counter[str] = Counter()
+        sources = _column(data, self.reward_fn_key)
+        prompts, width = data.batch["prompts"], data.batch["prompts"].shape[1]
+        prompt_lengths = data.batch["attention_mask"][:, :width].sum(dim=1).tolist()
+        lengths = self._response_lengths(data).tolist()
+        for row, result in enumerate(results):
+            source = str(sources[row])
+            shown[source] += 1
+            if shown[source] > self.num_examine:
+                continue
+            prompt = self.tokenizer.decode(prompts[row, width - int(prompt_lengths[row]) :].tolist())
+            response = self.tokenizer.decode(data.batch["responses"][row, : int(lengths[row])].tolist())
+            truth = data.non_tensor_batch["reward_model"][row]["ground_truth"]
+            told = f"{result.score:g} ({result.outcome})"
+            print(
+                f"[data source] {source}\n[prompt] {prompt}\n[response] {response}\n[ground truth] {truth}\n[score] {told}"
+            )
+
+
+def extra_info_of(results: list[RewardResult]) -> dict[str, list[Any]]:
+    """Everything the reward function said, one list of B per key; None where a row has nothing under that key."""
+    if not results:
+        return {}
+    info: dict[str, list[Any]] = {"score": [r.score for r in results], "outcome": [r.outcome for r in results]}
+    for name in ("acc", "pred"):
+        values = [getattr(result, name) for result in results]
+        if any(value is not None for value in values):
+            info[name] = values
+    for key in dict.fromkeys(key for result in results for key in result.extra):
+        info.setdefault(key, [result.extra.get(key) for result in results])
+    return info
+
+
+def _column(data: DataProto, name: str) -> Any:
+    if name not in data.non_tensor_batch:
+        raise DataError(
+            f"the batch has no column {name!r}; it has: {', '.join(sorted(data.non_tensor_batch))}",
+            "keep this column of the dataset in the batch, or set data.reward_fn_key",
+        )
+    return data.non_tensor_batch[name]
