@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from quadriga.config.key_problems import HYDRA_ONLY, report_unknown, report_wrong_value
 from quadriga.config.schema import Config
-from quadriga.config.typed import Problems, is_free_form, is_known
-from quadriga.config.unknown_keys import HYDRA_ONLY, report_unknown
+from quadriga.config.typed import Problems, all_keys, is_free_form, is_known
 from quadriga.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,8 +89,20 @@ def screen_overrides(arguments: list[str]) -> list[str]:
         else:
             value = argument.partition("=")[2] if override.is_sweep_override() else override.value()
             report_unknown(path, value, problems)
+        if not is_for_hydra and path in all_keys(Config) and not override.is_sweep_override():
+            _check_value(path, override.value(), problems)
     problems.raise_if_any()
     return kept
+
+
+def _check_value(path: str, value: Any, problems: Problems) -> None:
+    """Wrong values would be found later too, but all problems of a command line should be told at once."""
+    if isinstance(value, str) and ("${" in value or value == "???"):
+        return
+    try:
+        all_keys(Config)[path].typed(path, value)
+    except ValueError as error:
+        report_wrong_value(path, value, error, problems)
 
 
 def _parse_override(argument: str) -> tuple[str, Override | None]:

@@ -13,13 +13,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quadriga.config.carry_over import fix_for_value
 from quadriga.config.check import check
 from quadriga.config.command_line import CONFIG_DIR, compose, screen_overrides
-from quadriga.config.fields import KeySpec
+from quadriga.config.key_problems import HYDRA_ONLY, report_unknown, report_wrong_value
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems, all_keys, build, default_of, default_values
-from quadriga.config.unknown_keys import HYDRA_ONLY, report_unknown
 from quadriga.errors import ConfigError
 
 __all__ = ["CONFIG_DIR", "as_plain_dict", "compose", "load_config", "screen_overrides"]
@@ -39,10 +37,9 @@ def load_config(source: DictConfig | Mapping[str, Any] | Config) -> Config:
     problems.raise_if_any()
     values = _resolve(merged)
 
-    def wrong(path: str, value: Any, error: ValueError, spec: KeySpec) -> None:
+    def wrong(path: str, value: Any, error: ValueError) -> None:
         if not _follows_another_key(path, values):  # else the other key is reported already
-            unit = f" [{spec.unit}]" if spec.unit else ""
-            problems.add(f"{path}={value!r}: {error}", fix_for_value(path, value) or f"{path}{unit}: {spec.doc}")
+            report_wrong_value(path, value, error, problems)
 
     config = build(Config, values, lambda path, value: report_unknown(path, value, problems), wrong)
     if not problems.found:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, reduce
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from quadriga.config.fields import KeySpec, spec_of
 from quadriga.config.names import added_names
@@ -52,16 +52,27 @@ def _plain(instance: Any) -> dict[str, Any]:
     return values
 
 
+class Key(NamedTuple):
+    """Type and declaration of a leaf key."""
+
+    hint: Any
+    spec: KeySpec
+
+    def typed(self, path: str, value: Any) -> Any:
+        """`value` as the key's type and within its bounds; ValueError says why it is not."""
+        return check_value(coerce(value, self.hint), self.spec, added_names(path))
+
+
 @cache
-def all_keys(cls: type, prefix: str = "") -> dict[str, Any]:
-    """Every leaf key of the schema, dotted, with its type. A key of type dict is a leaf that holds free sub-keys."""
-    found: dict[str, Any] = {}
+def all_keys(cls: type, prefix: str = "") -> dict[str, Key]:
+    """Every leaf key of the schema by its dotted name. A key of type dict is a leaf that holds free sub-keys."""
+    found: dict[str, Key] = {}
     for declared in fields(cls):
         hint, path = hints_of(cls)[declared.name], prefix + declared.name
         if is_dataclass(hint) and isinstance(hint, type):
             found.update(all_keys(hint, path + "."))
         else:
-            found[path] = hint
+            found[path] = Key(hint, spec_of(declared))
     return found
 
 
@@ -80,7 +91,7 @@ def is_free_form(cls: type, path: str) -> bool:
     """Whether `path` lies inside a key whose sub-keys are the user's own (ray_kwargs.ray_init.num_cpus)."""
     known = all_keys(cls)
     parents = [path.rsplit(".", i)[0] for i in range(1, path.count(".") + 1)]
-    return any(get_origin(known.get(parent)) is dict for parent in parents)
+    return any(parent in known and get_origin(known[parent].hint) is dict for parent in parents)
 
 
 def default_of(cls: type, path: str) -> Any:
@@ -118,14 +129,14 @@ def _alike(one: str, other: str) -> float:
 
 
 UnknownKey = Callable[[str, Any], None]
-WrongValue = Callable[[str, Any, ValueError, KeySpec], None]
+WrongValue = Callable[[str, Any, ValueError], None]
 
 
 def build(cls: type, values: dict[str, Any], unknown: UnknownKey, wrong: WrongValue, prefix: str = "") -> Any:
     """An instance of `cls` from `values`, in which every section is a dict.
 
-    Keys that the schema lacks are handed to `unknown(path, value)`, wrong values to `wrong(path, value, error, spec)`;
-    the latter keep their default in the result.
+    Keys that the schema lacks are handed to `unknown(path, value)`, wrong values to `wrong(path, value, error)`; the
+    latter keep their default in the result.
     """
     hints, arguments = hints_of(cls), {}
     for declared in fields(cls):
@@ -135,11 +146,10 @@ def build(cls: type, values: dict[str, Any], unknown: UnknownKey, wrong: WrongVa
         if is_dataclass(hint) and isinstance(hint, type):
             arguments[declared.name] = build(hint, value, unknown, wrong, path + ".")
             continue
-        spec = spec_of(declared)
         try:
-            arguments[declared.name] = check_value(coerce(value, hint), spec, added_names(path))
+            arguments[declared.name] = Key(hint, spec_of(declared)).typed(path, value)
         except ValueError as error:
-            wrong(path, value, error, spec)
+            wrong(path, value, error)
     for name in values:
         if name not in hints:
             unknown(f"{prefix}{name}", values[name])
