@@ -24,9 +24,6 @@ from quadriga.errors import ConfigError, DataError
 REWARDS, MASK = torch.tensor([[0.0, 3.0], [1.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
 
 MY_MODULE = """
-LOADED = []
-LOADED.append(1)
-
 def half_score(token_level_rewards, response_mask, gamma=1.0):
     advantages = token_level_rewards.sum(-1, keepdim=True) / 2 * response_mask * gamma
     return advantages, advantages
@@ -98,7 +95,7 @@ def test_an_estimator_by_module_and_function(my_module):
 def test_an_estimator_by_file_and_function_whose_file_runs_once(my_file):
     assert advantages(f"{my_file}:half_score") == [[1.5, 1.5], [0.5, 0]]
     assert advantages(f"{my_file}:half_score") == [[1.5, 1.5], [0.5, 0]]
-    assert get_adv_estimator(f"{my_file}:half_score").__globals__["LOADED"] == [1]
+    assert get_adv_estimator(f"{my_file}:half_score") is get_adv_estimator(f"{my_file}:half_score")
 
 
 def test_a_policy_loss_of_ones_own(my_module):

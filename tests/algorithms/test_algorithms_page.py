@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from quadriga.algorithms import AGGREGATION_MODES, adv_estimator_names, kl_estimator_names, policy_loss_names
+from quadriga.algorithms import (
+    AGGREGATION_MODES,
+    adv_estimator_names,
+    compute_advantage,
+    kl_estimator_names,
+    policy_loss_names,
+)
+from quadriga.algorithms import advantages as advantage_module
 from quadriga.algorithms.correction import REJECTION_SCOPES, REJECTION_STATISTICS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -24,3 +33,12 @@ CHOICES = [
 @pytest.mark.parametrize("name", sorted(set(CHOICES)))
 def test_every_choice_is_on_the_page(name):
     assert f"`{name}`" in PAGE
+
+
+def test_the_example_of_ones_own_estimator_runs(monkeypatch):
+    monkeypatch.setattr(advantage_module._ESTIMATORS, "_functions", dict(advantage_module._ESTIMATORS._functions))
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    exec(example, {"__name__": "example"})
+    rewards, mask = torch.tensor([[0.0, 3.0], [1.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
+    advantages, _ = compute_advantage("centred", token_level_rewards=rewards, response_mask=mask)
+    assert advantages.tolist() == [[1, 1], [-1, 0]]

@@ -281,13 +281,14 @@ def test_log_probs_of_minus_10000_are_finite_in_float32(name, mode, seed, size):
 
 @losses
 @modes
-def test_garbage_under_the_padding_changes_neither_loss_nor_gradient(name, mode):
+@pytest.mark.parametrize("dirty_keys", [("log_prob",), ("old_log_prob",), ("advantages",), LOSS_INPUTS[:3]])
+def test_garbage_under_the_padding_changes_neither_loss_nor_gradient(name, mode, dirty_keys):
     batch = make_batch(21, (6, 7))
     mask = batch["response_mask"]
     agg = Aggregation.of_batch(mode, mask)
     dirty = {
         key: torch.where(mask, batch[key], torch.tensor([float("nan"), float("inf")] * 3 + [float("nan")]))
-        for key in ("log_prob", "old_log_prob", "advantages")
+        for key in dirty_keys
     }
     loss, gradient, metrics = loss_and_gradient(name, batch, agg)
     dirty_loss, dirty_gradient, dirty_metrics = loss_and_gradient(name, batch | dirty, agg)

@@ -72,6 +72,7 @@ def test_without_weights_there_are_metrics_only():
         ("seq_max_k1", "0.2_5", [True, False]),
         ("seq_max_k1", "0.1_3.9", [False, True]),
         ("seq_max_k1", "0.26_5", [False, False]),
+        ("seq_max_k1", "0.1_0.5", [False, True]),  # the padding's ratio of 1 does not count
         ("seq_sum_k1", "0.5_2.0", [True, False]),
         ("seq_max_k2", (2 * LOG2) ** 2 / 2 + 0.01, [True, False]),
         ("seq_mean_k2", (2 * LOG2) ** 2 / 2 + 0.01, [True, False]),
