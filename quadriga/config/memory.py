@@ -107,6 +107,7 @@ class _Estimate:
         weights = PHASES if not fsdp.param_offload else at_work
         optimiser = PHASES if not fsdp.optimizer_offload else (update,)
         checkpointing = model.enable_gradient_checkpointing
+        logits = 2 * 4 * LM_HEAD_CHUNK * shape.vocab if role == "actor" else 0  # a critic has one output
         return [
             MemoryItem(role, "weights", 4 * shape.parameters // workers, weights),
             MemoryItem(role, "gradients", 4 * trained // workers, (update,)),
@@ -115,7 +116,7 @@ class _Estimate:
                 role, "gathered weights", self._gathered(shape, workers, not fsdp.reshard_after_forward), at_work
             ),
             MemoryItem(role, "activations", self._activations(shape, section, workers, checkpointing), (update,)),
-            MemoryItem(role, "logits", 2 * 4 * LM_HEAD_CHUNK * shape.vocab, at_work),
+            MemoryItem(role, "logits", logits, at_work),
         ]
 
     def frozen_model(self, role: str, shape: ModelShape, workers: int, phases: tuple[str, ...]) -> list[MemoryItem]:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quadriga.config.memory import PHASES, WorkerMemory
+from quadriga.config.memory import PHASES, UPDATE_CRITIC, WorkerMemory
 from quadriga.config.plan import Plan, UpdatePlan, format_bytes
 
 
@@ -18,7 +18,7 @@ def show_plan(plan: Plan, console: Console | None = None) -> None:
     console.print(_pool_table(plan))
     for memory in plan.memory:
         if memory.items:
-            console.print(_memory_table(memory, plan.device))
+            console.print(_memory_table(memory, plan))
         for line in memory.unknown:
             console.print(f"memory of the {escape(line)}", highlight=False)
     for warning in plan.warnings():
@@ -81,21 +81,22 @@ def _pool_table(plan: Plan) -> Table:
     table = _table(f"Pools (device: {plan.device})", "pool", "slots per node", "needs per node", "roles in each slot")
     for name, pool in plan.pools.items():
         most = max(pool.slots_per_node)
-        needs = f"{most * plan.cpus_per_slot:g} CPUs" + ("" if plan.device == "cpu" else f", {most} {plan.device}")
+        needs = f"{most * plan.cpus_per_slot:g} CPU" + ("" if plan.device == "cpu" else f", {most} {plan.device}")
         table.add_row(name, escape(str(pool.slots_per_node)), needs, ", ".join(pool.roles))
     return table
 
 
-def _memory_table(memory: WorkerMemory, device: str) -> Table:
-    where = "host memory" if device == "cpu" else "device memory"
+def _memory_table(memory: WorkerMemory, plan: Plan) -> Table:
+    where = "host memory" if plan.device == "cpu" else "device memory"
+    phases = [phase for phase in PHASES if phase != UPDATE_CRITIC or plan.critic]
     title = f"Memory of a worker in {memory.pool} ({where}, an estimate; framework and allocator come on top)"
-    table = _table(title, "", *PHASES)
+    table = _table(title, "", *phases)
     for item in memory.items:
         if item.size:
-            cells = [format_bytes(item.size) if phase in item.phases else "" for phase in PHASES]
+            cells = [format_bytes(item.size) if phase in item.phases else "" for phase in phases]
             table.add_row(f"{item.role}: {item.what}", *cells)
     table.add_section()
     peak_phase, _ = memory.peak
-    totals = [(phase, format_bytes(memory.in_phase(phase))) for phase in PHASES]
+    totals = [(phase, format_bytes(memory.in_phase(phase))) for phase in phases]
     table.add_row("[bold]sum", *[f"[bold]{text}" if phase == peak_phase else text for phase, text in totals])
     return table
