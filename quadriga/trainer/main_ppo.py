@@ -125,6 +125,10 @@ class TaskRunner:
 
     def run(self, config: Any) -> None:
         """Check, place and start everything, train, and leave nothing behind."""
+        from quadriga.data import create_rl_dataset
+        from quadriga.models.load import load_tokenizer
+        from quadriga.rewards import load_reward_manager, open_pool
+        from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
         from quadriga.trainer.report import print_workers
 
@@ -134,16 +138,29 @@ class TaskRunner:
         self.add_critic_worker(config)
         self.add_reward_model_worker(config)
         self.add_ref_policy_worker(config, actor_rollout_cls)
-        trainer = RayPPOTrainer(
-            config=config,
-            role_worker_mapping=self.role_worker_mapping,
-            resource_pool_manager=self.init_resource_pool_mgr(config),
-            ray_worker_group_cls=worker_group_cls,
-        )
-        try:
-            print_workers(trainer.init_workers(), trainer.resource_pool_manager)
-        finally:
-            trainer.shutdown()
+        model, data = config.actor_rollout_ref.model, config.data
+        tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+        train_dataset = create_rl_dataset(data.train_files, data, tokenizer, None, True, data.train_max_samples)
+        val_dataset = create_rl_dataset(data.val_files, data, tokenizer, None, False, data.val_max_samples)
+        with open_pool(config) as pool:
+            uses_function = not config.reward_model.enable or config.custom_reward_function.path is not None
+            trainer = RayPPOTrainer(
+                config=config,
+                tokenizer=tokenizer,
+                role_worker_mapping=self.role_worker_mapping,
+                resource_pool_manager=self.init_resource_pool_mgr(config),
+                ray_worker_group_cls=worker_group_cls,
+                reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool) if uses_function else None,
+                val_reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool),
+                train_dataset=train_dataset,
+                val_dataset=val_dataset,
+                tracking=Journal(config),
+            )
+            try:
+                print_workers(trainer.init_workers(), trainer.crew.pools)
+                trainer.fit()
+            finally:
+                trainer.shutdown()
 
     def _add(self, role: Role, worker_class: Any, pool: str) -> None:
         self.role_worker_mapping[role] = worker_class

@@ -62,3 +62,8 @@ class RunWorker(Worker):
             collectives=dist.get_backend(),
             threads=torch.get_num_threads(),
         )
+
+
+def named(metrics: dict[str, float], role: str) -> dict[str, float]:
+    """Metrics under the role's name, unless they carry one."""
+    return {name if "/" in name else f"{role}/{name}": value for name, value in metrics.items()}

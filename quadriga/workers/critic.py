@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
-from quadriga.workers.base import RunWorker
+from pathlib import Path
+
+from quadriga.controller.dispatch import Dispatch, register
+from quadriga.protocol import DataProto
+from quadriga.workers.base import RunWorker, named
+from quadriga.workers.losses import critic_loss
+from quadriga.workers.updates import mean_of, micro_batch_limits, mini_batches
 
 
 class CriticWorker(RunWorker):
-    """The value model in a slot."""
+    """The value model: the policy's architecture with a scalar head."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self, total_steps: int | None = None) -> None:
+        from quadriga.engine import TrainingEngine
+        from quadriga.models.load import load_value_model
+
+        critic = self.config.critic
+        self.engine = TrainingEngine(
+            load_value_model(critic.model),
+            optim=critic.optim,
+            fsdp=critic.fsdp_config,
+            grad_clip=critic.grad_clip,
+            total_steps=total_steps,
+            device=self.device_name,
+            gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+            dump_dir=Path(self.config.trainer.default_local_dir) / "dumps",
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """`values` `[B, R]`: what the critic expects before each response token."""
+        return DataProto.from_dict(tensors={"values": self.engine.values(data, **self._limits())})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_critic(self, data: DataProto) -> DataProto:
+        """`ppo_epochs` passes of mini-batches, one optimiser step each; then one step of the schedule."""
+        critic, meta = self.config.critic, data.meta_info
+        count = max(1, self.config.data.train_batch_size // critic.ppo_mini_batch_size)
+        parts = mini_batches(data, count, critic.ppo_epochs, critic.shuffle, self.config.data.seed + meta["step"])
+        loss_fn = critic_loss(critic)
+        told = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
+        self.engine.end_step()
+        return DataProto(meta_info={"metrics": named(mean_of(told), "critic")})
+
+    def _limits(self) -> dict[str, Any]:
+        return micro_batch_limits(self.config.critic, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")

@@ -1,16 +1,25 @@
-"""The driver of a PPO-family run."""
+"""The driver of a PPO-family run. `RayPPOTrainer.fit` is the algorithm; the rest is how its lines are done."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
+from quadriga.algorithms import apply_kl_penalty, compute_advantage, correct_rollout, make_kl_controller
+from quadriga.config.needs import need_reference_policy
 from quadriga.config.schema import Config
-from quadriga.controller.group import WorkerGroup
-from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
 from quadriga.controller.ray_pool import ResourcePoolManager
+from quadriga.data import create_rl_loader, validation_batches
+from quadriga.errors import DataError, WorkerError
+from quadriga.protocol import DataProto
+from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.role import Role
-from quadriga.workers.base import WorkerReport
+from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.step_metrics import batch_metrics, mean_over_ranks, throughput
+from quadriga.trainer.ppo.validation import validation_metrics
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
@@ -20,56 +29,404 @@ class RayPPOTrainer:
 
     Args:
         config: the checked configuration.
+        tokenizer: the policy's.
         role_worker_mapping: worker class of each role that the run has.
         resource_pool_manager: the pools, and which role lives in which.
         ray_worker_group_cls: `RayWorkerGroup`, or `LocalWorkerGroup` to run in this process.
+        reward_fn: reward manager for training batches; None: the reward model alone scores.
+        val_reward_fn: reward manager for validation.
+        train_dataset, val_dataset: prompts.
+        tracking: where metrics, samples and phase times go.
     """
 
     def __init__(
         self,
         config: Config,
+        tokenizer: Any,
         role_worker_mapping: Mapping[Role, Any],
-        resource_pool_manager: ResourcePoolManager,
+        resource_pool_manager: Any,
         ray_worker_group_cls: Any,
+        *,
+        reward_fn: Any,
+        val_reward_fn: Any,
+        train_dataset: Any,
+        val_dataset: Any,
+        tracking: Any,
     ) -> None:
-        self.config = config
-        self.role_worker_mapping = dict(role_worker_mapping)
-        self.resource_pool_manager = resource_pool_manager
-        self.ray_worker_group_cls = ray_worker_group_cls
-        self.worker_groups: dict[Role, WorkerGroup] = {}
-        self._hosts: list[Any] = []
+        self.config, self.tokenizer, self.tracking = config, tokenizer, tracking
+        self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
+        self.val_dataset = val_dataset
+        self.loader = create_rl_loader(config.data, train_dataset, tokenizer)
+        self.kl_controller = make_kl_controller(**vars(config.algorithm.kl_ctrl))
+        self.crew = Crew(config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
+        self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
+        self.step = 0
+        self.weights_version = 0
+        rollout = config.actor_rollout_ref.rollout
+        self.sampling = {
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+            "do_sample": rollout.do_sample,
+            "max_new_tokens": rollout.response_length,
+            "ignore_eos": rollout.ignore_eos,
+            "seed": rollout.seed,
+        }
+        self.mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
 
-    def init_workers(self) -> list[WorkerReport]:
-        """Make the pools, start one process per slot, and let every role join its collectives.
+    def init_workers(self) -> Any:
+        """Start the workers of every role and load their models. Returns one report per worker."""
+        return self.crew.start(self.total_steps)
 
-        The roles of a pool share its processes. All processes of all pools start at the same time.
-        """
-        manager = self.resource_pool_manager
-        manager.create_resource_pool()
-        by_pool: dict[str, dict[Role, RayClassWithInitArgs]] = {}
-        for role, worker_class in self.role_worker_mapping.items():
-            member = RayClassWithInitArgs(worker_class, config=self.config, role=str(role))
-            by_pool.setdefault(manager.mapping[role], {})[role] = member
-        for pool_name, members in by_pool.items():
-            host = self.ray_worker_group_cls(
-                resource_pool=manager.resource_pool_dict[pool_name],
-                ray_cls_with_init=create_colocated_worker_cls(members),
-                start_timeout_s=self.config.controller.start_timeout_s,
-                call_timeout_s=self.config.controller.call_timeout_s,
+    def fit(self) -> None:
+        """Train until `total_steps`: the whole algorithm."""
+        if self.config.trainer.val_before_train or self.config.trainer.val_only:
+            self.validate()
+        while self.step < self.total_steps and not self.config.trainer.val_only:
+            self.step += 1
+            with self.phase("step"):
+                batch = self.next_scored_batch()
+                self.balance(batch)
+                self.add_old_log_probs(batch)
+                self.add_reference_log_probs(batch)
+                self.add_values(batch)
+                self.add_advantages(batch)
+                self.update(batch)
+                self.hand_over_weights()
+            self.report(batch)
+            if self.is_due(self.config.trainer.test_freq):
+                self.validate()
+        self.finish()
+
+    # ---- 1, 2: prompts, responses, scores ----
+
+    def next_scored_batch(self) -> DataProto:
+        """The step's rows, generated and scored. With `filter_groups`, groups that all score the same are replaced."""
+        wanted = self.config.algorithm.filter_groups
+        kept: list[DataProto] = []
+        for tries in range(1, wanted.max_num_gen_batches + 1 if wanted.enable else 2):
+            epoch, prompts = self.loader.next_batch()
+            self.metrics: dict[str, float] = {"training/epoch": float(epoch)} if tries == 1 else self.metrics
+            batch = self.generate(prompts, self.config.actor_rollout_ref.rollout.n, self.sampling)
+            self.score(batch)
+            if not wanted.enable:
+                return batch
+            kept.append(self.groups_that_differ(batch, wanted.metric))
+            if sum(map(len, kept)) >= self.rows_per_step:
+                self.metrics["training/num_gen_batches"] = float(tries)
+                return _concat(kept, self.tokenizer.pad_token_id)[: self.rows_per_step]
+        raise DataError(
+            f"step {self.step}: {wanted.max_num_gen_batches} generation batches gave only {sum(map(len, kept))} of "
+            f"{self.rows_per_step} rows whose groups differ in {wanted.metric}",
+            "raise algorithm.filter_groups.max_num_gen_batches, or use prompts the policy solves sometimes",
+        )
+
+    def generate(self, prompts: DataProto, n: int, sampling: dict[str, Any]) -> DataProto:
+        """Rows of `n` responses to each prompt, with the prompt's columns."""
+        rows = repeat_for_samples(prompts, n)
+        request = rows.select(["input_ids", "attention_mask"], ["uid", "epoch", "index", "sample_index"])
+        request.meta_info = {"sampling": sampling, "step": self.step, "version": self.weights_version}
+        with self.phase("gen"):
+            generated = self.crew.actor.generate_sequences(request)
+        generated.non_tensor_batch.update(rows.non_tensor_batch)
+        return generated
+
+    def score(self, batch: DataProto) -> None:
+        """Add `token_level_scores`: the reward function's, the reward model's, or their sum."""
+        scores = torch.zeros_like(batch.batch["responses"], dtype=torch.float32)
+        with self.phase("reward"):
+            if self.reward_fn is not None:
+                told = self.reward_fn(batch, return_dict=True)
+                scores += told["reward_tensor"]
+                self.metrics.update(told.get("reward_metrics", {}))
+                for name, values in told.get("reward_extra_info", {}).items():
+                    batch.non_tensor_batch[f"reward_{name}"] = _objects(values)
+            if self.crew.reward_model is not None:
+                scores += self.crew.reward_model.compute_rm_score(self.model_inputs(batch)).batch["rm_scores"]
+        batch.batch["token_level_scores"] = scores
+        if self.config.algorithm.adv_estimator == "remax":
+            batch.batch["reward_baselines"] = self.greedy_scores(batch)
+
+    def greedy_scores(self, batch: DataProto) -> torch.Tensor:
+        """The score of the greedy response to each row's prompt, `[B]`."""
+        n = self.config.actor_rollout_ref.rollout.n
+        rows = batch[list(range(0, len(batch), n))]
+        prompts = DataProto.from_dict(
+            tensors={
+                "input_ids": rows.batch["prompts"],
+                "attention_mask": rows.batch["attention_mask"][:, : rows.batch["prompts"].shape[1]],
+            },
+            non_tensors={
+                k: v for k, v in rows.non_tensor_batch.items() if not k.startswith("reward_") or k == "reward_model"
+            },
+        )
+        greedy = self.generate(prompts, 1, {**self.sampling, "do_sample": False})
+        scores = self.reward_fn(greedy).sum(1) if self.reward_fn is not None else 0.0
+        if self.crew.reward_model is not None:
+            scores = scores + self.crew.reward_model.compute_rm_score(self.model_inputs(greedy)).batch["rm_scores"].sum(
+                1
             )
-            self._hosts.append(host)
-            spawned = host.spawn(members)
-            self.worker_groups.update({role: spawned[str(role)] for role in members})
-        for host in self._hosts:
-            host.launch()
-        for host in self._hosts:
-            host.wait_ready()
-        return [report for group in self.worker_groups.values() for report in group.join()]  # type: ignore[attr-defined]
+        return scores.repeat_interleave(n)
+
+    def groups_that_differ(self, batch: DataProto, metric: str) -> DataProto:
+        """The rows of the prompts whose samples do not all have the same `metric`."""
+        n = self.config.actor_rollout_ref.rollout.n
+        if metric == "score":
+            values = batch.batch["token_level_scores"].sum(1).numpy()
+        else:
+            column = f"reward_{metric}"
+            if column not in batch.non_tensor_batch:
+                known = [
+                    k.removeprefix("reward_")
+                    for k in batch.non_tensor_batch
+                    if k.startswith("reward_") and k != "reward_model"
+                ]
+                raise DataError(
+                    f"algorithm.filter_groups.metric={metric}: the reward does not tell it",
+                    f"it tells {', '.join(known)}",
+                )
+            values = batch.non_tensor_batch[column].astype(float)
+        grouped = values.reshape(-1, n)
+        differ = (grouped != grouped[:, :1]).any(1)
+        return batch[np.repeat(differ, n)]
+
+    # ---- 3 to 6: what the update needs ----
+
+    def balance(self, batch: DataProto) -> None:
+        """Deal the rows to the ranks so that each has about as many tokens; mini-batches keep their rows."""
+        lengths = batch.batch["attention_mask"].sum(1).tolist()
+        order = layout(lengths, self.mini_batches, self.crew.actor.world_size, self.config.trainer.balance_batch)
+        batch.reorder(torch.from_numpy(order))
+        batch.meta_info.update(step=self.step, mini_batches=self.mini_batches)
+
+    def add_old_log_probs(self, batch: DataProto) -> None:
+        """`old_log_probs`, unless the update is strictly on-policy: then the ratio is 1 by construction."""
+        algorithm = self.config.algorithm
+        correction = algorithm.rollout_correction
+        if correction.bypass_mode:
+            batch.batch["old_log_probs"] = self.rollout_log_probs(batch)
+        elif self.needs_old_log_probs:
+            with self.phase("old_log_prob"):
+                batch.union(self.crew.actor.compute_log_prob(self.model_inputs(batch)))
+        if "old_log_probs" not in batch.batch.keys() or not (correction.rollout_is or correction.rollout_rs):  # noqa: SIM118
+            return
+        corrected = correct_rollout(
+            old_log_prob=batch.batch["old_log_probs"],
+            rollout_log_prob=self.rollout_log_probs(batch),
+            response_mask=batch.batch["response_mask"],
+            rollout_is=correction.rollout_is,
+            rollout_is_threshold=correction.rollout_is_threshold,
+            rollout_is_batch_normalize=correction.rollout_is_batch_normalize,
+            rollout_rs=correction.rollout_rs,
+            rollout_rs_threshold=correction.rollout_rs_threshold,
+        )
+        self.metrics.update({k: float(v) for k, v in corrected.metrics.items()})
+        if corrected.weights is not None:
+            batch.batch["rollout_is_weights"] = corrected.weights
+        batch.batch["response_mask"] = corrected.mask.long()
+
+    def add_reference_log_probs(self, batch: DataProto) -> None:
+        if need_reference_policy(self.config):
+            with self.phase("ref"):
+                batch.union(self.crew.reference.compute_ref_log_prob(self.model_inputs(batch)))
+
+    def add_values(self, batch: DataProto) -> None:
+        if self.crew.critic is not None:
+            with self.phase("values"):
+                batch.union(self.crew.critic.compute_values(self.model_inputs(batch)))
+
+    def add_advantages(self, batch: DataProto) -> None:
+        """Rewards (scores minus KL, where asked for), then advantages and returns."""
+        algorithm, tensors = self.config.algorithm, batch.batch
+        with self.phase("adv"):
+            rewards = tensors["token_level_scores"]
+            if algorithm.use_kl_in_reward:
+                rewards, kl = apply_kl_penalty(
+                    rewards,
+                    tensors["old_log_probs"],
+                    tensors["ref_log_prob"],
+                    tensors["response_mask"],
+                    algorithm.kl_penalty,
+                    self.kl_controller.value,
+                )
+                self.metrics |= {
+                    "actor/reward_kl_penalty": float(kl),
+                    "actor/reward_kl_penalty_coeff": self.kl_controller.value,
+                }
+                self.kl_controller.update(kl, n_steps=len(batch))
+            tensors["token_level_rewards"] = rewards
+            tensors["advantages"], tensors["returns"] = compute_advantage(
+                algorithm.adv_estimator,
+                token_level_rewards=rewards,
+                response_mask=tensors["response_mask"],
+                group_ids=batch.non_tensor_batch["uid"],
+                values=tensors.get("values"),
+                reward_baselines=tensors.get("reward_baselines"),
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+                f_norm=algorithm.f_norm,
+            )
+
+    # ---- 7, 8: update and hand-over ----
+
+    def update(self, batch: DataProto) -> None:
+        """Critic and, after its warm-up, actor."""
+        rows = batch.select(sorted(_UPDATE_COLUMNS & set(batch.batch.keys())), [])
+        if self.crew.critic is not None:
+            with self.phase("update_critic"):
+                self.metrics |= mean_over_ranks(self.crew.critic.update_critic(rows))
+        if self.step > self.config.trainer.critic_warmup:
+            with self.phase("update_actor"):
+                self.metrics |= mean_over_ranks(self.crew.actor.update_actor(rows))
+
+    def hand_over_weights(self) -> None:
+        """The rollout engines take the trained weights and echo what they hold; a stale one stops the run."""
+        self.weights_version += 1
+        with self.phase("update_weights"):
+            echoes = self.crew.actor.update_weights(self.weights_version)
+        if {e.version for e in echoes} != {self.weights_version} or len({e.checksum for e in echoes}) != 1:
+            raise WorkerError(
+                f"step {self.step}: the rollout engines do not hold version {self.weights_version} of the weights: {echoes}",
+                "this is a fault of the weight hand-over, not of your configuration: please report it",
+            )
+
+    # ---- 9: telling ----
+
+    def report(self, batch: DataProto) -> None:
+        self.metrics |= batch_metrics(batch, self.config.data.max_response_length)
+        self.metrics |= self.tracking.phases.take()
+        self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
+        self.metrics["training/global_step"] = float(self.step)
+        self.tracking.log(self.step, self.metrics)
+        self.tracking.samples(self.step, self.sample_rows(batch))
+
+    def validate(self) -> None:
+        """Score the validation set with the policy as it is."""
+        val = self.config.actor_rollout_ref.rollout.val_kwargs
+        sampling = {
+            **self.sampling,
+            "temperature": val.temperature,
+            "top_p": val.top_p,
+            "top_k": val.top_k,
+            "do_sample": val.do_sample,
+            "ignore_eos": False,
+        }
+        self.metrics = {}
+        rows: list[dict[str, Any]] = []
+        with self.phase("testing"):
+            for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
+                batch = self.generate(prompts, val.n, sampling)
+                told = self.val_reward_fn(batch, return_dict=True)
+                batch.batch["token_level_scores"] = told["reward_tensor"]
+                for name, values in told.get("reward_extra_info", {}).items():
+                    batch.non_tensor_batch[f"reward_{name}"] = _objects(values)
+                rows += self.sample_rows(batch)
+        results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
+        results = {name: values for name, values in results.items() if any(v is not None for v in values)}
+        figures = validation_metrics([r["data_source"] for r in rows], [r["uid"] for r in rows], results, val.n)
+        self.tracking.validation(self.step, figures | self.tracking.phases.take(), rows)
+
+    def finish(self) -> None:
+        if self.config.trainer.test_freq != 0 and not self.is_due(self.config.trainer.test_freq) and self.step:
+            self.validate()
+        self.tracking.finish(self)
+
+    def sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
+        """The rows as text and numbers, for people."""
+        columns, tensors = batch.non_tensor_batch, batch.batch
+        width = tensors["prompts"].shape[1]
+        prompts = [p[m.bool()].tolist() for p, m in zip(tensors["prompts"], tensors["attention_mask"][:, :width])]
+        responses = [r[m.bool()].tolist() for r, m in zip(tensors["responses"], tensors["attention_mask"][:, width:])]
+        prompt_texts = self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
+        response_texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
+        scores = tensors["token_level_scores"].sum(1).tolist()
+        told = [k for k in columns if k.startswith("reward_") and k != "reward_model"]
+        return [
+            {
+                "uid": columns["uid"][i],
+                "sample_index": int(columns["sample_index"][i]),
+                "data_source": columns[self.config.data.reward_fn_key][i],
+                "prompt": prompt_texts[i],
+                "response": response_texts[i],
+                "ground_truth": (columns["reward_model"][i] or {}).get("ground_truth")
+                if "reward_model" in columns
+                else None,
+                **{k.removeprefix("reward_"): columns[k][i] for k in told},
+                "score": scores[i],
+            }
+            for i in range(len(batch))
+        ]
+
+    # ---- small things ----
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """Strictly on-policy (one mini-batch, one pass) the old policy is the one being updated: nothing to compute."""
+        actor, algorithm = self.config.actor_rollout_ref.actor, self.config.algorithm
+        on_policy = self.mini_batches == 1 and actor.ppo_epochs == 1
+        corrects = algorithm.rollout_correction.rollout_is or algorithm.rollout_correction.rollout_rs
+        return not on_policy or algorithm.use_kl_in_reward or bool(corrects)
+
+    @staticmethod
+    def rollout_log_probs(batch: DataProto) -> torch.Tensor:
+        """Of the distribution that was sampled from."""
+        tensors = batch.batch
+        return tensors.get("rollout_sampled_log_probs", tensors["rollout_log_probs"])
+
+    @staticmethod
+    def model_inputs(batch: DataProto) -> DataProto:
+        return batch.select(["input_ids", "attention_mask", "response_mask"], [])
+
+    def is_due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def phase(self, name: str) -> Any:
+        return self.tracking.phases(name)
 
     def shutdown(self) -> None:
         """Stop all workers and give the pools back."""
-        for host in self._hosts:
-            host.shutdown()
-        self._hosts.clear()
-        self.worker_groups.clear()
-        self.resource_pool_manager.shutdown()
+        self.crew.shutdown()
+
+
+_UPDATE_COLUMNS = {
+    "input_ids",
+    "attention_mask",
+    "response_mask",
+    "old_log_probs",
+    "ref_log_prob",
+    "rollout_log_probs",
+    "rollout_is_weights",
+    "advantages",
+    "returns",
+    "values",
+}
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    column = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        column[row] = value
+    return column
+
+
+def _concat(parts: list[DataProto], pad_token_id: int) -> DataProto:
+    """Rows of several generations in one batch: prompts padded further on the left, responses on the right."""
+    prompt_width = max(p.batch["prompts"].shape[1] for p in parts)
+    response_width = max(p.batch["responses"].shape[1] for p in parts)
+    for part in parts:
+        left = prompt_width - part.batch["prompts"].shape[1]
+        right = response_width - part.batch["responses"].shape[1]
+        for name in list(part.batch.keys()):
+            column = part.batch[name]
+            if column.ndim < 2:
+                continue
+            before = left if name in ("prompts", "input_ids", "attention_mask", "position_ids") else 0
+            after = right if name != "prompts" else 0
+            value = pad_token_id if name in ("prompts", "input_ids", "responses") else 0
+            part.batch[name] = torch.nn.functional.pad(column, (before, after), value=value)
+    return DataProto.concat(parts)

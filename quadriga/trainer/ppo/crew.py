@@ -1,0 +1,75 @@
+"""The worker groups of a run, by role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quadriga.config.schema import Config
+from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
+from quadriga.trainer.ppo.role import Role
+from quadriga.workers.base import WorkerReport
+
+
+class Crew:
+    """Starts the roles in their pools and hands out their groups. The roles of a pool share its processes."""
+
+    def __init__(
+        self, config: Config, role_worker_mapping: Mapping[Role, Any], resource_pool_manager: Any, worker_group_cls: Any
+    ) -> None:
+        self.config = config
+        self.worker_classes = dict(role_worker_mapping)
+        self.pools = resource_pool_manager
+        self.worker_group_cls = worker_group_cls
+        self.groups: dict[Role, Any] = {}
+        self._hosts: list[Any] = []
+
+    def start(self, total_steps: int) -> list[WorkerReport]:
+        """Make the pools, start all processes at the same time, join the collectives, load the models."""
+        self.pools.create_resource_pool()
+        by_pool: dict[str, dict[Role, RayClassWithInitArgs]] = {}
+        for role, worker_class in self.worker_classes.items():
+            member = RayClassWithInitArgs(worker_class, config=self.config, role=str(role))
+            by_pool.setdefault(self.pools.mapping[role], {})[role] = member
+        for pool_name, members in by_pool.items():
+            host = self.worker_group_cls(
+                resource_pool=self.pools.resource_pool_dict[pool_name],
+                ray_cls_with_init=create_colocated_worker_cls(members),
+                start_timeout_s=self.config.controller.start_timeout_s,
+                call_timeout_s=self.config.controller.call_timeout_s,
+            )
+            self._hosts.append(host)
+            spawned = host.spawn(members)
+            self.groups.update({role: spawned[str(role)] for role in members})
+        for host in self._hosts:
+            host.launch()
+        for host in self._hosts:
+            host.wait_ready()
+        reports = [report for group in self.groups.values() for report in group.join()]
+        for group in self.groups.values():
+            group.init_model(total_steps)
+        return reports
+
+    @property
+    def actor(self) -> Any:
+        return self.groups[Role.ActorRollout]
+
+    @property
+    def critic(self) -> Any:
+        return self.groups.get(Role.Critic)
+
+    @property
+    def reference(self) -> Any:
+        """The frozen copy, or with LoRA the actor itself without its adapter."""
+        return self.groups.get(Role.RefPolicy, self.actor)
+
+    @property
+    def reward_model(self) -> Any:
+        return self.groups.get(Role.RewardModel)
+
+    def shutdown(self) -> None:
+        for host in self._hosts:
+            host.shutdown()
+        self._hosts.clear()
+        self.groups.clear()
+        self.pools.shutdown()

@@ -1,0 +1,38 @@
+"""Laying out the rows of a step: repeated for their samples, and dealt to ranks without touching mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quadriga.protocol import DataProto
+
+
+def repeat_for_samples(prompts: DataProto, n: int) -> DataProto:
+    """Every prompt `n` times, one after the other, with the number of the sample in column `sample_index`."""
+    rows = prompts.repeat(n, interleave=True)
+    rows.non_tensor_batch["sample_index"] = np.tile(np.arange(n), len(prompts))
+    return rows
+
+
+def layout(lengths: Sequence[int], mini_batches: int, world_size: int, balance: bool) -> np.ndarray:
+    """An order of the rows in which equal contiguous chunks go to the ranks.
+
+    Mini-batch k is made of the k-th of `mini_batches` equal parts of the batch, and of the k-th part of every rank's chunk:
+    whatever rank a row goes to, it stays in its mini-batch. With `balance`, each mini-batch's rows are dealt to the ranks
+    from the longest to the shortest, back and forth, so that the ranks' token counts are nearly equal.
+    """
+    rows = np.arange(len(lengths)).reshape(mini_batches, -1)
+    shares: list[list[np.ndarray]] = [[] for _ in range(world_size)]
+    for members in rows:
+        if balance and world_size > 1:
+            by_length = members[np.argsort(-np.asarray(lengths)[members], kind="stable")]
+            dealt = by_length.reshape(-1, world_size).copy()
+            dealt[1::2] = dealt[1::2, ::-1]
+            parts = [np.sort(dealt[:, rank]) for rank in range(world_size)]
+        else:
+            parts = np.split(members, world_size)
+        for rank, part in enumerate(parts):
+            shares[rank].append(part)
+    return np.concatenate([part for share in shares for part in share])

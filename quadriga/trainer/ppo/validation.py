@@ -1,0 +1,52 @@
+"""Validation figures: mean@n, best@n and maj@n per data source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+
+def validation_metrics(
+    sources: Sequence[str], uids: Sequence[str], results: dict[str, list[Any]], n: int
+) -> dict[str, float]:
+    """One figure per data source and statistic.
+
+    Args:
+        sources, uids: data source and prompt of each row; a prompt has `n` rows.
+        results: column -> value of each row, as a reward manager gives them: score, and where known acc and pred.
+
+    mean@n is the mean over a prompt's rows, best@n their maximum, maj@n the value of the answer given most often (the
+    earlier one on a tie); each is then averaged over prompts.
+    """
+    figures: dict[str, float] = {}
+    for source in dict.fromkeys(sources):
+        groups: dict[str, list[int]] = {}
+        for row, uid in enumerate(uids):
+            if sources[row] == source:
+                groups.setdefault(uid, []).append(row)
+        for variable in ("acc", "score"):
+            values = results.get(variable)
+            if values is None or any(values[row] is None for rows in groups.values() for row in rows):
+                continue
+            name = f"val/{source}/{variable}"
+            figures[f"{name}/mean@{n}"] = _average(sum(values[r] for r in rows) / len(rows) for rows in groups.values())
+            if n > 1:
+                figures[f"{name}/best@{n}"] = _average(max(values[r] for r in rows) for rows in groups.values())
+                if "pred" in results:
+                    figures[f"{name}/maj@{n}"] = _average(
+                        values[_majority(rows, results["pred"])] for rows in groups.values()
+                    )
+    return figures
+
+
+def _majority(rows: list[int], answers: Sequence[Any]) -> int:
+    """The first of the rows that gave the commonest answer. Rows without an answer count only if none has one."""
+    given = [r for r in rows if answers[r] is not None] or rows
+    commonest = Counter(answers[r] for r in given).most_common(1)[0][0]
+    return next(r for r in given if answers[r] == commonest)
+
+
+def _average(values: Any) -> float:
+    values = list(values)
+    return float(sum(values) / len(values))
