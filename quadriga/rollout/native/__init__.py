@@ -1,0 +1,1 @@
+"""The native engine: the training module itself, with paged attention and continuous batching."""

@@ -1,0 +1,152 @@
+"""Attention of the native engine, called by the Hugging Face module itself.
+
+Registered with transformers as `quadriga_paged`; the module is called with `plan=StepPlan`, which transformers hands
+through to here. Decoding reads the cache block by block: scores and weighted values of every (block, query) are two
+batched matrix products, and the parts of a row are put together by their maxima and sums, as in split-KV flash
+attention. So ragged rows cost what they hold, and the blocks of a shared prompt are read once for all its samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quadriga.rollout.native.plan import MASKED, MIN_QUERY_ROWS, Chunk, DecodeIndex, StepPlan
+
+PAGED_ATTENTION = "quadriga_paged"
+"""Name of this attention in transformers."""
+
+
+def register_paged_attention() -> str:
+    """Make `PAGED_ATTENTION` known to transformers; returns the name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PAGED_ATTENTION, paged_attention)
+    return PAGED_ATTENTION
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    plan: StepPlan | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Write keys and values to the cache and attend as `plan` says.
+
+    Args:
+        query: `[1, heads, T, D]`; key and value `[1, kv_heads, T, D]`, rows in the order of `plan`.
+        sliding_window: a token sees this many, itself included.
+
+    Returns:
+        `[1, T, heads, D]` (rows of padding: zeros), and None where transformers expects attention weights.
+    """
+    assert plan is not None
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+    plan.cache.write(layer, k[: plan.num_tokens], v[: plan.num_tokens], plan.write_rows)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    if plan.num_decode:
+        rows = slice(plan.num_decode)
+        out[rows] = _decode(plan, layer, q[rows] * scaling, sliding_window, softcap)
+    start = plan.num_decode
+    for chunk in plan.chunks:
+        rows = slice(start, start + chunk.length)
+        out[rows] = _prefill(plan, layer, chunk, q[rows], k[rows], v[rows], scaling, sliding_window, softcap)
+        start += chunk.length
+    return out.unsqueeze(0), None
+
+
+def _decode(plan: StepPlan, layer: int, q: Tensor, window: int | None, softcap: float | None) -> Tensor:
+    """One scaled query `[B, heads, D]` a row, over all its keys."""
+    index, shape = plan.decode, plan.cache.shape
+    assert index is not None
+    rows, _, width = q.shape
+    private_mask, shared_mask = plan.mask(window)
+    q = q.reshape(rows, shape.kv_heads, shape.group, width)
+    padded = F.pad(q, (0, 0, 0, max(0, MIN_QUERY_ROWS - shape.group)))
+    keys, values = plan.cache.keys[layer], plan.cache.values[layer]
+    weighted = q.new_zeros(index.num_parts, width)
+    maxima = q.new_full((index.num_parts,), MASKED)
+    sums = q.new_zeros(index.num_parts)
+
+    def attend(queries: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int) -> int:
+        """Queries `[X, kv, M, D]` over keys `[X, kv, block, D]`; their parts start at number `first`."""
+        scores = queries @ key.transpose(-1, -2)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores.view(*scores.shape[:2], *mask.shape[2:-2], -1, scores.shape[-1]).add_(mask)
+        part = slice(first, first + scores[..., 0].numel())
+        torch.amax(scores, -1, out=maxima[part].view(scores.shape[:-1]))
+        scores.sub_(maxima[part].view(*scores.shape[:-1], 1)).exp_()
+        torch.sum(scores, -1, out=sums[part].view(scores.shape[:-1]))
+        torch.bmm(scores.flatten(0, 1), value.flatten(0, 1), out=weighted[part].view(-1, scores.shape[2], width))
+        return part.stop
+
+    private = index.num_private
+    first_shared = attend(padded.index_select(0, index.private_row), keys[:private], values[:private], private_mask, 0)
+    if index.shared_blocks.numel():
+        queries = q.index_select(0, index.shared_rows.flatten()).unflatten(0, index.shared_rows.shape)
+        queries = queries.transpose(1, 2).flatten(2, 3)
+        key, value = (pool.index_select(0, index.shared_blocks) for pool in (keys, values))
+        attend(queries, key, value, shared_mask, first_shared)
+    return _merge(index, maxima, sums, weighted).view(rows, shape.heads, width)
+
+
+def _merge(index: DecodeIndex, maxima: Tensor, sums: Tensor, weighted: Tensor) -> Tensor:
+    """`[B * heads, D]`: the parts of each row and head put together, in order of position."""
+    flat = index.parts.flatten()
+    highest = maxima.index_select(0, flat).view(index.parts.shape)
+    weights = (highest - highest.amax(-1, keepdim=True)).exp_()
+    total = (weights * sums.index_select(0, flat).view(index.parts.shape)).sum(-1, keepdim=True)
+    return F.embedding_bag(index.parts, weighted, mode="sum", per_sample_weights=weights / total)
+
+
+def _prefill(
+    plan: StepPlan,
+    layer: int,
+    chunk: Chunk,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """A chunk of a prompt `[length, heads, D]` over itself and what came before it."""
+    end = chunk.start + chunk.length
+    query = q.transpose(0, 1)
+    if chunk.start == 0:
+        key, value = k.transpose(0, 1), v.transpose(0, 1)
+    else:
+        key, value = plan.cache.read(layer, chunk.blocks, end)
+    windowed = window is not None and end > window
+    plain = chunk.start == 0 and not windowed and softcap is None
+    visible = None if plain else _visible(chunk.start, end, window if windowed else None, q.device)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(
+            query[None], key[None], value[None], visible, is_causal=plain, scale=scaling, enable_gqa=True
+        ).squeeze(0)
+    else:
+        assert visible is not None
+        group = query.shape[0] // key.shape[0]
+        key, value = (x.repeat_interleave(group, dim=0) for x in (key, value))
+        scores = softcap * torch.tanh(query @ key.transpose(1, 2) * (scaling / softcap))
+        out = scores.masked_fill(~visible, MASKED).softmax(-1) @ value
+    return out.transpose(0, 1)
+
+
+def _visible(start: int, end: int, window: int | None, device: torch.device) -> Tensor:
+    """`[end - start, end]`, True where the row's token sees the column's."""
+    mask = torch.ones(end - start, end, dtype=torch.bool, device=device).tril(start)
+    return mask if window is None else mask.triu(start + 1 - window)

@@ -1,0 +1,157 @@
+"""What one pass through the model computes, as index tensors that are the same for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quadriga.rollout.native.kv_cache import CacheShape, KVCache
+
+ROWS = 16
+"""Passes and logits are padded to a multiple of this many rows: from there on a matrix product gives a row the same
+bits whatever rows are beside it (tests/rollout/test_invariance.py)."""
+MIN_QUERY_ROWS = 4
+"""The same for the batched products of attention."""
+MASKED = -1e30
+"""Score of a key that must not be seen; finite, so that a block with no visible key does no harm."""
+
+
+@dataclass(eq=False)
+class DecodeIndex:
+    """Where the decoding rows find their keys. It changes only when blocks change hands.
+
+    Private blocks are read in place: the first `num_private` blocks of the cache, each with the row that owns it
+    (blocks of nobody are computed and ignored). Shared blocks are gathered, each with the rows of all its owners.
+    A *part* is one (block, query head, owner); `parts` lists, for every row and head, its parts in order of position.
+    """
+
+    num_private: int
+    private_row: Tensor
+    """`[num_private]`"""
+    private_first: Tensor
+    """`[num_private]` position of the block's first token"""
+    last_block: Tensor
+    """`[B]` the block that the row's new token goes to"""
+    shared_blocks: Tensor
+    """`[S]`"""
+    shared_rows: Tensor
+    """`[S, O]` rows of the owners, padded with row 0"""
+    shared_first: Tensor
+    """`[S]`"""
+    parts: Tensor
+    """`[B * heads, N]` indices of parts, padded with `num_parts - 1`, which always weighs nothing"""
+    num_parts: int
+
+
+@dataclass(eq=False)
+class Chunk:
+    """A piece of a prompt in this pass: tokens `start … start + length` of it, the whole of it being `blocks`."""
+
+    start: int
+    length: int
+    blocks: Tensor
+
+
+@dataclass(eq=False)
+class StepPlan:
+    """One pass: first the decoding rows, one token each, then the chunks of prompts, then padding."""
+
+    cache: KVCache
+    input_ids: Tensor
+    """`[1, T]`"""
+    position_ids: Tensor
+    """`[1, T]`"""
+    write_rows: Tensor
+    """Where the keys of the first `num_tokens` tokens go, see `KVCache.write`"""
+    num_decode: int
+    num_tokens: int
+    chunks: list[Chunk]
+    decode: DecodeIndex | None
+    decode_positions: Tensor
+    """`[num_decode]`"""
+    logit_rows: Tensor
+    """Rows whose logits are wanted, padded to a multiple of `ROWS`"""
+    masks: dict[int | None, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """By sliding window: scores to add for private `[num_private, 1, 1, block]` and shared `[S, 1, O, 1, block]` keys"""
+
+    def mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
+        if window not in self.masks:
+            self.masks[window] = self._make_mask(window)
+        return self.masks[window]
+
+    def _make_mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
+        index, size = self.decode, self.cache.shape.block_size
+        assert index is not None
+        within = torch.arange(size, device=self.input_ids.device)
+        dtype = self.cache.shape.dtype
+        if window is None:
+            private = torch.zeros(index.num_private, size, dtype=dtype, device=within.device)
+            hidden = within > (self.decode_positions % size)[:, None]
+            private.index_copy_(0, index.last_block, hidden.to(dtype) * MASKED)
+            return private[:, None, None, :], None
+        position = self.decode_positions.index_select(0, index.private_row)[:, None]
+        key = index.private_first[:, None] + within
+        private = ((key > position) | (key <= position - window)).to(dtype) * MASKED
+        position = self.decode_positions[index.shared_rows][:, :, None]
+        key = (index.shared_first[:, None] + within)[:, None, :]
+        shared = (key <= position - window).to(dtype) * MASKED
+        return private[:, None, None, :], shared[:, None, :, None, :]
+
+
+def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, num_shared: np.ndarray) -> DecodeIndex:
+    """Index of decoding rows with block `tables[B, W]`, of which `num_blocks[B]` count, `num_shared[B]` of them shared."""
+    rows, columns = tables.shape
+    column = np.arange(columns)
+    shared = column < num_shared[:, None]
+    private = (column < num_blocks[:, None]) & ~shared
+    row_of = np.broadcast_to(np.arange(rows)[:, None], tables.shape)
+    column_of = np.broadcast_to(column, tables.shape)
+
+    ids = tables[private]
+    num_private = int(ids.max()) + 1
+    private_row, private_first = np.zeros(num_private, np.int64), np.zeros(num_private, np.int64)
+    private_row[ids], private_first[ids] = row_of[private], column_of[private] * shape.block_size
+
+    shared_blocks, block_of, owner_of = _owners(tables[shared])
+    owners = max(-(-MIN_QUERY_ROWS // shape.group), int(owner_of.max()) + 1 if owner_of.size else 0)
+    shared_rows = np.zeros((shared_blocks.size, owners), np.int64)
+    shared_first = np.zeros(shared_blocks.size, np.int64)
+    shared_rows[block_of, owner_of] = row_of[shared]
+    shared_first[block_of] = column_of[shared] * shape.block_size
+
+    # Parts are numbered as the two products of attention lay them out: [private, kv, padded group], [S, kv, O, group].
+    padded = max(shape.group, MIN_QUERY_ROWS)
+    first_shared = num_private * shape.kv_heads * padded
+    num_parts = first_shared + shared_blocks.size * shape.kv_heads * owners * shape.group + 1
+    kv, member = np.divmod(np.arange(shape.heads), shape.group)
+    parts = np.full((rows, shape.heads, columns), num_parts - 1, np.int64)
+    parts.transpose(0, 2, 1)[private] = (ids[:, None] * shape.kv_heads + kv) * padded + member
+    where = (block_of[:, None] * shape.kv_heads + kv) * owners + owner_of[:, None]
+    parts.transpose(0, 2, 1)[shared] = first_shared + where * shape.group + member
+
+    last = np.take_along_axis(tables, num_blocks[:, None] - 1, axis=1).squeeze(1)
+    put = lambda x: torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64)).to(shape.device)  # noqa: E731
+    return DecodeIndex(
+        num_private=num_private,
+        private_row=put(private_row),
+        private_first=put(private_first),
+        last_block=put(last),
+        shared_blocks=put(shared_blocks),
+        shared_rows=put(shared_rows),
+        shared_first=put(shared_first),
+        parts=put(parts.reshape(rows * shape.heads, columns)),
+        num_parts=num_parts,
+    )
+
+
+def _owners(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For block ids with repetitions: the distinct ones, and of each entry which of them it is and its how-many-eth."""
+    distinct, block_of, count = np.unique(blocks, return_inverse=True, return_counts=True)
+    order = np.argsort(block_of, kind="stable")
+    first = np.cumsum(count) - count
+    owner_of = np.empty_like(block_of)
+    owner_of[order] = np.arange(blocks.size) - np.repeat(first, count)
+    return distinct, block_of, owner_of

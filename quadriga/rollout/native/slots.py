@@ -1,0 +1,93 @@
+"""Per-slot tables on the device: how each running sample is sampled, and what it has sampled so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quadriga.rollout.native.sequence import Sequence
+
+
+class SlotTable:
+    """Rows of sampling parameters, and the tokens and log-probs of running samples. All `[slots]` or `[slots, …]`."""
+
+    def __init__(self, slots: int, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+        self.vocab_size, self.eos_token_ids, self.device = vocab_size, eos_token_ids, device
+        integers = lambda *size: torch.zeros(*size, dtype=torch.int64, device=device)  # noqa: E731
+        floats = lambda *size: torch.zeros(*size, dtype=torch.float32, device=device)  # noqa: E731
+        self.key, self.count, self.last_token = (integers(slots) for _ in range(3))
+        self.max_new, self.min_new, self.top_k = (integers(slots) for _ in range(3))
+        self.temperature, self.top_p, self.min_p, self.penalty = (floats(slots) for _ in range(4))
+        self.greedy = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.stop_ids = torch.full((slots, max(1, len(eos_token_ids))), -1, dtype=torch.int64, device=device)
+        self.tokens = integers(slots, 0)
+        self.log_probs, self.full_log_probs = floats(slots, 0), floats(slots, 0)
+        self.seen: Tensor | None = None
+        """`[slots, vocab]`, True for tokens of the prompt or the response; made when a penalty first needs it."""
+
+    def reserve(self, max_new_tokens: int, stop_ids: int) -> None:
+        """Make room for responses of this length and this many stop tokens of one's own."""
+        if (more := max_new_tokens - self.tokens.shape[1]) > 0:
+            for name in ("tokens", "log_probs", "full_log_probs"):
+                setattr(self, name, torch.nn.functional.pad(getattr(self, name), (0, more)))
+        if (more := stop_ids + len(self.eos_token_ids) - self.stop_ids.shape[1]) > 0:
+            self.stop_ids = torch.nn.functional.pad(self.stop_ids, (0, more), value=-1)
+
+    def load(self, sequences: list[Sequence]) -> None:
+        """Fill the slots of `sequences` with their parameters, and with what they had sampled before a preemption."""
+        slots = torch.tensor([s.slot for s in sequences], device=self.device)
+        params = [s.request.params for s in sequences]
+        self.count[slots] = self._row([len(s.tokens) for s in sequences], torch.int64)
+        self.key[slots] = self._row([s.key for s in sequences], torch.int64)
+        for name, attribute in (("max_new", "max_new_tokens"), ("min_new", "min_new_tokens"), ("top_k", "top_k")):
+            getattr(self, name)[slots] = self._row([getattr(p, attribute) for p in params], torch.int64)
+        for name, attribute in (
+            ("temperature", "scale_temperature"),
+            ("top_p", "top_p"),
+            ("min_p", "min_p"),
+            ("penalty", "repetition_penalty"),
+        ):
+            getattr(self, name)[slots] = self._row([getattr(p, attribute) for p in params], torch.float32)
+        self.greedy[slots] = self._row([p.greedy for p in params], torch.bool)
+        width = self.stop_ids.shape[1]
+        stops = [(*p.stop_token_ids, *(() if p.ignore_eos else self.eos_token_ids)) for p in params]
+        self.stop_ids[slots] = self._row([list(ids) + [-1] * (width - len(ids)) for ids in stops], torch.int64)
+        for sequence in sequences:
+            if sequence.tokens:
+                done = slice(len(sequence.tokens))
+                self.tokens[sequence.slot, done] = self._row(sequence.tokens, torch.int64)
+                self.log_probs[sequence.slot, done] = self._row(sequence.log_probs, torch.float32)
+                self.full_log_probs[sequence.slot, done] = self._row(sequence.full_log_probs, torch.float32)
+            if sequence.request.params.repetition_penalty != 1:
+                self._mark_seen(sequence)
+
+    def save(self, sequence: Sequence) -> None:
+        """Copy what `sequence` has sampled out of its slot."""
+        done = slice(int(self.count[sequence.slot]))
+        sequence.tokens = self.tokens[sequence.slot, done].tolist()
+        sequence.log_probs = self.log_probs[sequence.slot, done].tolist()
+        sequence.full_log_probs = self.full_log_probs[sequence.slot, done].tolist()
+
+    def append(self, slots: Tensor, tokens: Tensor, log_probs: Tensor, full_log_probs: Tensor) -> Tensor:
+        """Add one token to each of `slots[R]`; returns a code for each: 0 goes on, 1 stop token, 2 full length."""
+        count = self.count[slots]
+        self.tokens[slots, count] = tokens
+        self.log_probs[slots, count] = log_probs
+        self.full_log_probs[slots, count] = full_log_probs
+        self.last_token[slots] = tokens
+        self.count[slots] = count + 1
+        if self.seen is not None:
+            self.seen[slots, tokens] = True
+        stopped = (tokens[:, None] == self.stop_ids[slots]).any(1)
+        full = count + 1 >= self.max_new[slots]
+        return torch.where(stopped, 1, torch.where(full, 2, 0))
+
+    def _mark_seen(self, sequence: Sequence) -> None:
+        if self.seen is None:
+            self.seen = torch.zeros(len(self.key), self.vocab_size, dtype=torch.bool, device=self.device)
+        self.seen[sequence.slot] = False
+        ids = self._row([*sequence.request.prompt_ids, *sequence.tokens], torch.int64)
+        self.seen[sequence.slot, ids] = True
+
+    def _row(self, values: list, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self.device)

@@ -1,0 +1,52 @@
+"""New weights for an engine, and a number that says which ones it holds."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadriga.errors import WorkerError
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
+    """A 64-bit number that changes when a weight, a name or a dtype does.
+
+    It is a sum over elements (their bits, times a factor made of the name), so the checksums of shards add up.
+    """
+    total = 0
+    for name, weight in weights:
+        bits = weight.detach().contiguous().view(_BITS[weight.element_size()])
+        factor = zlib.crc32(f"{name}:{weight.dtype}".encode()) | 1
+        total += factor * int(bits.sum(dtype=torch.int64))
+    return total % (1 << 64)
+
+
+@torch.no_grad()
+def copy_weights(module: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy `weights` into the module's parameters of the same names, cast to their dtypes.
+
+    WorkerError for a name the module does not have, another shape, or a parameter that was not given.
+    """
+    own = dict(module.named_parameters())
+    missing = set(own)
+    for name, weight in weights:
+        if name not in own:
+            raise WorkerError(f"the rollout module has no weight {name!r}", "send the weights of the same model")
+        if own[name].shape != weight.shape:
+            raise WorkerError(
+                f"weight {name!r} has shape {tuple(weight.shape)}, the rollout module wants {tuple(own[name].shape)}",
+                "send the weights of the same model, whole (not sharded)",
+            )
+        own[name].copy_(weight)
+        missing.discard(name)
+    if missing:
+        raise WorkerError(
+            f"{len(missing)} weights were not sent, the first is {min(missing)!r}", "send all weights of the model"
+        )

@@ -1,0 +1,70 @@
+"""The tokens of a sample depend on its request and on nothing that happens around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rollout_models import VOCAB, own_log_probs, tiny_model
+
+from quadriga.rollout import Completion, Request, SamplingParams, create_engine
+
+
+def requests(seed: int = 0) -> list[Request]:
+    """Prompts of 3 to 60 tokens, several samples of some, different lengths and temperatures."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for row in range(10):
+        prompt = torch.randint(0, VOCAB, (3 + 6 * row,), generator=generator).tolist()
+        params = SamplingParams(max_new_tokens=10 + 3 * row, temperature=0.7 + 0.1 * (row % 4), seed=5)
+        made.append(Request(f"r{row}", prompt, params, uid=(0, row), sample_indices=tuple(range(1 + row % 5))))
+    return made
+
+
+def run(asked: list[Request], **options: int) -> dict[tuple[str, int], Completion]:
+    engine = create_engine("native", module=tiny_model(), block_size=16, max_model_len=128, **options)
+    return {(c.request_id, c.sample_index): c for c in engine.generate(asked)}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[str, int], Completion]:
+    return run(requests(), max_num_seqs=64)
+
+
+@pytest.mark.parametrize("slots", [1, 7, 64])
+@pytest.mark.parametrize("order", ["given", "reversed"])
+def test_slots_and_order_of_arrival_change_no_bit(slots: int, order: str, expected: dict) -> None:
+    asked = requests() if order == "given" else requests()[::-1]
+    assert run(asked, max_num_seqs=slots) == expected
+
+
+def test_two_engines_that_split_the_samples_give_the_same_as_one(expected: dict) -> None:
+    halves: dict = {}
+    for parity in (0, 1):
+        part = []
+        for r in requests():
+            mine = tuple(i for i in r.sample_indices if i % 2 == parity)
+            if mine:
+                part.append(Request(r.request_id, r.prompt_ids, r.params, r.uid, mine, r.step))
+        halves |= run(part, max_num_seqs=8)
+    assert halves == expected
+
+
+def test_prompts_cut_into_chunks_give_the_same_log_probs(expected: dict) -> None:
+    prompts = {r.request_id: list(r.prompt_ids) for r in requests()}
+    temperatures = {r.request_id: r.params.temperature for r in requests()}
+    for (name, _), c in run(requests(), max_num_seqs=8, max_num_batched_tokens=16).items():
+        own = own_log_probs(tiny_model(), prompts[name], c.token_ids, temperatures[name])
+        torch.testing.assert_close(torch.tensor(c.full_log_probs), own, atol=1e-5, rtol=0)
+
+
+def test_another_step_seed_or_sample_index_gives_other_tokens() -> None:
+    prompt = list(range(8))
+    params = SamplingParams(max_new_tokens=20, seed=1)
+    asked = [
+        Request("a", prompt, params, sample_indices=(0, 1)),
+        Request("b", prompt, params, step=1),
+        Request("c", prompt, SamplingParams(max_new_tokens=20, seed=2)),
+        Request("d", prompt, params, uid=(1, 0)),
+    ]
+    tokens = [tuple(c.token_ids) for c in run(asked, max_num_seqs=8).values()]
+    assert len(set(tokens)) == 5
