@@ -40,6 +40,7 @@ from quadriga.protocol_columns import (
     cut_rows,
     join_tensordict,
     list_of_dict_to_dict_of_list,
+    make_batch,
     merge_meta_info,
     object_array,
     require,
@@ -129,9 +130,8 @@ class DataProto:
         """Same columns, same values (NaN equals NaN), same meta_info; the order of the keys does not matter."""
         if not isinstance(other, DataProto):
             return NotImplemented
-        mine, theirs = ((None if d.batch is None else dict(d.batch.items())) for d in (self, other))
         return len(self) == len(other) and values_equal(
-            [mine, self.non_tensor_batch, self.meta_info], [theirs, other.non_tensor_batch, other.meta_info]
+            [self.batch, self.non_tensor_batch, self.meta_info], [other.batch, other.non_tensor_batch, other.meta_info]
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable, compared by value
@@ -149,17 +149,7 @@ class DataProto:
     ) -> DataProto:
         """Build from columns. Lists in `non_tensors` become 1-D object arrays; no tensors means `batch` is None."""
         require(num_batch_dims == 1, f"only support num_batch_dims=1, got {num_batch_dims}")
-        batch = None
-        if tensors:
-            rows: dict[str, int] = {}
-            for key, tensor in tensors.items():
-                require(
-                    isinstance(tensor, torch.Tensor | TensorDict) and tensor.ndim > 0,
-                    f"tensors['{key}'] must be a tensor with one entry a row, got {type(tensor)}",
-                )
-                rows[key] = tensor.size(0)
-            require(len(set(rows.values())) == 1, f"all tensors must have the same number of rows, got {rows}")
-            batch = TensorDict(tensors, batch_size=[next(iter(rows.values()))])
+        batch = make_batch(tensors) if tensors else None
         columns = {key: as_column(key, values) for key, values in (non_tensors or {}).items()}
         meta_info = dict(meta_info or {})
         if auto_padding:
@@ -211,6 +201,9 @@ class DataProto:
                 meta_info=self.meta_info,
             )
         raise TypeError(f"Indexing with {type(item)} is not supported")
+
+    def __iter__(self) -> Iterator[DataProtoItem]:
+        return (self[row] for row in range(len(self)))
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
         """Rows `start:end:step` as views on the columns (a negative step copies)."""
@@ -304,8 +297,10 @@ class DataProto:
     ) -> DataProto:
         """Remove these columns and entries and return them. AssertionError if one is absent; then all of them stay."""
         popped = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
-        if self.batch is not None:
-            self.batch = self.batch.exclude(*popped._batch_keys())
+        if batch_keys:
+            self.batch = self.batch.exclude(*batch_keys)
+        else:
+            popped.batch = None
         self.non_tensor_batch = {k: v for k, v in self.non_tensor_batch.items() if k not in popped.non_tensor_batch}
         self.meta_info = {k: v for k, v in self.meta_info.items() if k not in popped.meta_info}
         return popped
@@ -328,9 +323,12 @@ class DataProto:
 
     def union(self, other: DataProto) -> DataProto:
         """Add the columns and meta_info of `other`, in place; returns self. What both have must be equal."""
-        batch = copy.copy(other.batch if self.batch is None else self.batch)
-        if self.batch is not None and other.batch is not None:
-            batch = union_tensor_dict(batch, other.batch)
+        if other.batch is None:
+            batch = self.batch
+        elif self.batch is None:
+            batch = other.batch.copy()
+        else:
+            batch = union_tensor_dict(self.batch.copy(), other.batch)
         columns = union_numpy_dict(dict(self.non_tensor_batch), other.non_tensor_batch)
         meta_info = union_two_dict(dict(self.meta_info), other.meta_info)
         check_columns(batch, columns)

@@ -37,6 +37,19 @@ def object_array(values: Iterable[Any]) -> np.ndarray:
     return np.fromiter(rows, dtype=object, count=len(rows))
 
 
+def make_batch(tensors: Mapping[str, Any]) -> TensorDict:
+    """Tensor columns, at least one, as a TensorDict of their common number of rows."""
+    rows = {}
+    for key, tensor in tensors.items():
+        require(
+            isinstance(tensor, torch.Tensor | TensorDictBase) and tensor.ndim > 0,
+            f"tensors['{key}'] must be a tensor with one entry a row, got {type(tensor)}",
+        )
+        rows[key] = tensor.size(0)
+    require(len(set(rows.values())) == 1, f"all tensors must have the same number of rows, got {rows}")
+    return TensorDict(dict(tensors), batch_size=[next(iter(rows.values()))])
+
+
 def as_column(key: str, values: Any) -> np.ndarray:
     """`values` as a non-tensor column: arrays stay as they are, lists and tuples become 1-D object arrays."""
     if isinstance(values, np.ndarray):
@@ -62,6 +75,11 @@ def check_columns(batch: TensorDict | None, non_tensor_batch: dict[str, np.ndarr
         rows = len(column) if rows is None else rows
         require(len(column) == rows, f"non_tensor_batch['{key}'] has {len(column)} rows, the other columns have {rows}")
     return rows or 0
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor of any dtype as a 1-D uint8 tensor: a view, or a copy if it is not contiguous."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def column_bytes(column: Any) -> int:
@@ -91,6 +109,8 @@ def _equal(a: Any, b: Any, comparing: tuple[tuple[int, int], ...]) -> bool:
     """`comparing` holds the (id, id) pairs above this one: meeting one again means the cycles agree so far."""
     if a is b:
         return True
+    if isinstance(a, TensorDictBase) and isinstance(b, TensorDictBase):
+        a, b = dict(a.items()), dict(b.items())
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _tensors_equal(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -126,8 +146,10 @@ def _tensors_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = a.detach(), b.detach().to(a.device)
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     # Equal bits are equal values in every dtype, also those torch has no comparison for (float8, bits8, ...).
-    if torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)):
+    if torch.equal(tensor_bytes(a), tensor_bytes(b)):
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from quadriga.errors import WorkerError
-from quadriga.protocol_columns import require
+from quadriga.protocol_columns import require, tensor_bytes
 
 if TYPE_CHECKING:
     from quadriga.protocol import DataProto
@@ -99,6 +99,9 @@ def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
 
     world_size = dist.get_world_size(process_group)
     columns = {} if data.batch is None else dict(data.batch.items())
+    for key, value in columns.items():
+        dense = isinstance(value, torch.Tensor) and not value.is_nested
+        require(dense, f"batch['{key}'] is not a dense tensor and cannot be gathered")
     shapes = {key: (str(value.dtype), tuple(value.shape[1:])) for key, value in columns.items()}
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, (len(data), shapes, data.non_tensor_batch), group=process_group)
@@ -129,8 +132,8 @@ def _all_gather_rows(column: torch.Tensor, rows: list[int], process_group: Any) 
     row_bytes = row_shape.numel() * column.dtype.itemsize
     # Collectives want equal sizes: every rank sends the longest rank's number of bytes, the excess is cut off again.
     sent = torch.zeros(max(rows) * row_bytes, dtype=torch.uint8, device=wire_device)
-    raw = column.detach().contiguous().reshape(-1).view(torch.uint8)
-    sent[: raw.numel()] = raw.to(wire_device)
+    mine = tensor_bytes(column)
+    sent[: mine.numel()] = mine.to(wire_device)
     received = [torch.empty_like(sent) for _ in rows]
     dist.all_gather(received, sent, group=process_group)
     joined = torch.cat([part[: count * row_bytes] for part, count in zip(received, rows, strict=True)])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
-from quadriga.protocol_columns import object_array
+from quadriga.protocol_columns import object_array, tensor_bytes
 
 # (batch, non_tensor_batch, meta_info): the three fields of a DataProto
 Fields: TypeAlias = tuple[TensorDict | None, dict[str, np.ndarray], dict]
@@ -87,8 +87,7 @@ def copy_into(target: np.ndarray, source: np.ndarray) -> None:
 
 def raw_tensor(tensor: torch.Tensor) -> np.ndarray:
     """The memory of a dense tensor of any dtype as a 1-D uint8 array (a copy only off the CPU or if not contiguous)."""
-    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy()
+    return tensor_bytes(tensor.cpu()).numpy()
 
 
 def tensor_from_raw(raw: np.ndarray, dtype: str, shape: Sequence[int]) -> torch.Tensor:

@@ -31,7 +31,7 @@ def _has_operators(dtype: torch.dtype) -> bool:
 COMPUTABLE_DTYPES = [dtype for dtype in TORCH_DTYPES if _has_operators(dtype)]
 # Inside an object column a pickle is torch's own, which fails for the larger unsigned integers.
 NESTED_DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
-NUMPY_DTYPES = [np.dtype(code) for code in "? b B h H i I q Q e f d F D g S3 U5 M8[ns] M8[D] m8[us] >i4 >f8".split()]
+NUMPY_DTYPES = [np.dtype(code) for code in [*"?bBhHiIqQefdFDg", "S3", "U5", "M8[ns]", "M8[D]", "m8[us]", ">i4", ">f8"]]
 
 
 def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -277,6 +277,7 @@ def test_pop_removes_what_it_returns_or_nothing(data: DataProto) -> None:
     assert labels(data) == "abc"
     assert data.meta_info == {}
     assert sibling.meta_info == {"name": "x"}
+    assert data.pop(non_tensor_batch_keys=["label"]).batch is None
 
 
 def test_rename(data: DataProto) -> None:
@@ -304,7 +305,10 @@ def test_union_adds_columns_in_place(data: DataProto) -> None:
 def test_union_works_where_one_side_has_no_tensors(data: DataProto) -> None:
     objects = DataProto.from_dict(non_tensors={"o": [1, 2, 3]})
     assert set(copy.copy(data).union(objects).non_tensor_batch) == {"label", "o"}
-    assert set(copy.copy(objects).union(data).batch.keys()) == {"obs"}
+    united = copy.copy(objects).union(data)
+    assert set(united.batch.keys()) == {"obs"}
+    united.batch["new"] = torch.zeros(3)
+    assert set(data.batch.keys()) == {"obs"}
     assert DataProto(meta_info={"k": 1}).union(data).meta_info == {"k": 1, "name": "x"}
 
 
@@ -448,7 +452,7 @@ def test_iterator_visits_every_row_once_an_epoch_and_repeats_with_its_seed() -> 
 
     first = visit(seed=1)
     assert len(first) == 6
-    assert sorted(sum(first[:3], [])) == sorted(sum(first[3:], [])) == list(range(12))
+    assert sorted([*first[0], *first[1], *first[2]]) == sorted([*first[3], *first[4], *first[5]]) == list(range(12))
     assert first[:3] != first[3:]
     assert visit(seed=1) == first
     assert visit(seed=2) != first
