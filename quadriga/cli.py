@@ -15,7 +15,7 @@ COMMANDS = {
     "train": ("quadriga.trainer.main_ppo:_run_hydra", "run a PPO-family job: quadriga train key=value …"),
     "plan": ("quadriga.config.plan:main", "print what a configuration amounts to, without running it"),
     "doctor": ("quadriga.doctor:main", "check this machine, and say how to mend what is wrong"),
-    "prep": ("quadriga.data.prep:main", "turn a dataset into training and test files"),
+    "prep": ("quadriga.data.prep.command:main", "turn a dataset into training and test files"),
 }
 
 

@@ -55,7 +55,9 @@ class ActorRolloutRefWorker(RunWorker):
 
         rollout = self.policy_config.rollout
         self.pad_token_id = int(self.tokenizer.pad_token_id)
-        module = self.engine.model.huggingface
+        # One process that holds whole weights generates with the training module itself; shards need a module of their own.
+        self.shares_weights = self.world_size == 1 and not self.policy_config.actor.fsdp_config.param_offload
+        module = self.engine.model.huggingface if self.shares_weights else self._whole_copy()
         eos = module.generation_config.eos_token_id if module.generation_config is not None else None
         eos_ids = {self.tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
         self.rollout = create_engine(
@@ -66,6 +68,13 @@ class ActorRolloutRefWorker(RunWorker):
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.prompt_length + rollout.response_length,
         )
+
+    def _whole_copy(self) -> Any:
+        from dataclasses import replace
+
+        from quadriga.models.load import load_policy
+
+        return load_policy(replace(self.policy_config.model, lora_rank=0), trainable=False).huggingface.to(self.device_name)
 
     # ---- rollout ----
 
@@ -89,7 +98,7 @@ class ActorRolloutRefWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> Any:
         """Hand the trained weights to the rollout engine; its echo says which version it holds."""
-        return self.rollout.update_weights(version)
+        return self.rollout.update_weights(version, None if self.shares_weights else self.engine.full_weights())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
@@ -114,7 +123,7 @@ class ActorRolloutRefWorker(RunWorker):
         """`ref_log_prob` `[B, R]` by the policy's frozen start: this worker's model, or the actor without its adapter."""
         ref = self.policy_config.ref
         limits = micro_batch_limits(ref, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
-        with self.engine.model.adapter_off() if self.is_actor else nullcontext():
+        with self.engine.adapter_off() if self.is_actor else nullcontext():
             log_probs, _ = self.engine.log_probs(data, self.policy_config.rollout.temperature, **limits)
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
 
@@ -142,8 +151,11 @@ class ActorRolloutRefWorker(RunWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_model(self, folder: str) -> str:
-        """Write the policy as a Hugging Face folder that `from_pretrained` loads."""
+        """Write the policy, with its adapter merged, as a Hugging Face folder that `from_pretrained` loads."""
+        from quadriga.engine.weights import host_state_dict
+
+        weights = host_state_dict(self.engine.model)
         if self.rank == 0:
-            self.engine.model.huggingface.save_pretrained(folder)
+            self.engine.model.huggingface.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
         return folder

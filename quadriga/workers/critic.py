@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.protocol import DataProto

@@ -18,7 +18,8 @@ from quadriga.errors import ConfigError, ResourceError, WorkerError
 from quadriga.trainer.constants_ppo import DEFAULT_ENV_VARS, get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.main_ppo import TaskRunner, run_ppo
-from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
+from quadriga.trainer.ppo.crew import Crew
+from quadriga.trainer.ppo.ray_trainer import ResourcePoolManager, Role
 
 HERE = Path(__file__).parent
 
@@ -49,11 +50,11 @@ class RecordingRunner(TaskRunner):
         self.add_critic_worker(checked)
         self.add_reward_model_worker(checked)
         self.add_ref_policy_worker(checked, actor_class)
-        trainer = RayPPOTrainer(checked, self.role_worker_mapping, self.init_resource_pool_mgr(checked), group_class)
+        crew = Crew(checked, self.role_worker_mapping, self.init_resource_pool_mgr(checked), group_class)
         try:
-            reports = trainer.init_workers()
+            reports = crew.start()
         finally:
-            trainer.shutdown()
+            crew.shutdown()
         lines = [{"role": r.role, "rank": r.rank, "world": r.world_size, "pid": r.pid, "backend": r.collectives} for r in reports]
         Path(config.trainer.rollout_data_dir).write_text(json.dumps({"workers": lines, "env": dict(os.environ)}))
 

@@ -24,8 +24,8 @@ class Crew:
         self.groups: dict[Role, Any] = {}
         self._hosts: list[Any] = []
 
-    def start(self, total_steps: int) -> list[WorkerReport]:
-        """Make the pools, start all processes at the same time, join the collectives, load the models."""
+    def start(self) -> list[WorkerReport]:
+        """Make the pools, start all processes at the same time, and let every role join its collectives."""
         self.pools.create_resource_pool()
         by_pool: dict[str, dict[Role, RayClassWithInitArgs]] = {}
         for role, worker_class in self.worker_classes.items():
@@ -45,10 +45,12 @@ class Crew:
             host.launch()
         for host in self._hosts:
             host.wait_ready()
-        reports = [report for group in self.groups.values() for report in group.join()]
+        return [report for group in self.groups.values() for report in group.join()]
+
+    def load_models(self, total_steps: int) -> None:
+        """Every role loads its model; those that learn plan their schedule over `total_steps`."""
         for group in self.groups.values():
             group.init_model(total_steps)
-        return reports
 
     @property
     def actor(self) -> Any:

@@ -21,7 +21,7 @@ class _Phases:
             key = f"timing_s/{name}"
             self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - start
 
-    def take(self) -> dict[str, float]:
+    def take_timings(self) -> dict[str, float]:
         taken, self._seconds = self._seconds, {}
         return taken
 
@@ -42,7 +42,7 @@ class Journal:
         times = {k.removeprefix("timing_s/"): round(v, 2) for k, v in metrics.items() if k.startswith("timing_s/")}
         print(step, {k: round(metrics[k], 5) for k in keys if k in metrics}, times, flush=True)
 
-    def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def samples(self, step, rows, kind):
         pass
 
     def validation(self, step: int, figures: dict[str, float], rows: list[dict[str, Any]]) -> None:

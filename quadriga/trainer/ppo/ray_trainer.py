@@ -61,7 +61,8 @@ class RayPPOTrainer:
         self.crew = Crew(config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
         self.step = 0
-        self.weights_version = 0
+        self.metrics: dict[str, float] = {}
+        self.weights_version = -1  # version k is what the policy is after k steps
         rollout = config.actor_rollout_ref.rollout
         self.sampling = {
             "temperature": rollout.temperature,
@@ -76,14 +77,18 @@ class RayPPOTrainer:
 
     def init_workers(self) -> Any:
         """Start the workers of every role and load their models. Returns one report per worker."""
-        return self.crew.start(self.total_steps)
+        reports = self.crew.start()
+        self.crew.load_models(self.total_steps)
+        return reports
 
     def fit(self) -> None:
         """Train until `total_steps`: the whole algorithm."""
+        self.hand_over_weights()
         if self.config.trainer.val_before_train or self.config.trainer.val_only:
-            self.validate()
+            self.tracking.log(self.step, self.validate())
         while self.step < self.total_steps and not self.config.trainer.val_only:
             self.step += 1
+            self.metrics = {}
             with self.phase("step"):
                 batch = self.next_scored_batch()
                 self.balance(batch)
@@ -93,10 +98,9 @@ class RayPPOTrainer:
                 self.add_advantages(batch)
                 self.update(batch)
                 self.hand_over_weights()
-            self.report(batch)
             if self.is_due(self.config.trainer.test_freq):
-                self.validate()
-        self.finish()
+                self.metrics |= self.validate()
+            self.report(batch)
 
     # ---- 1, 2: prompts, responses, scores ----
 
@@ -106,7 +110,7 @@ class RayPPOTrainer:
         kept: list[DataProto] = []
         for tries in range(1, wanted.max_num_gen_batches + 1 if wanted.enable else 2):
             epoch, prompts = self.loader.next_batch()
-            self.metrics: dict[str, float] = {"training/epoch": float(epoch)} if tries == 1 else self.metrics
+            self.metrics["training/epoch"] = float(epoch)
             batch = self.generate(prompts, self.config.actor_rollout_ref.rollout.n, self.sampling)
             self.score(batch)
             if not wanted.enable:
@@ -161,7 +165,7 @@ class RayPPOTrainer:
             },
         )
         greedy = self.generate(prompts, 1, {**self.sampling, "do_sample": False})
-        scores = self.reward_fn(greedy).sum(1) if self.reward_fn is not None else 0.0
+        scores = self.reward_fn(greedy).sum(1) if self.reward_fn is not None else torch.zeros(len(greedy))
         if self.crew.reward_model is not None:
             scores = scores + self.crew.reward_model.compute_rm_score(self.model_inputs(greedy)).batch["rm_scores"].sum(
                 1
@@ -295,14 +299,14 @@ class RayPPOTrainer:
 
     def report(self, batch: DataProto) -> None:
         self.metrics |= batch_metrics(batch, self.config.data.max_response_length)
-        self.metrics |= self.tracking.phases.take()
+        self.metrics |= self.tracking.phases.take_timings()
         self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
         self.metrics["training/global_step"] = float(self.step)
+        self.tracking.samples(self.step, self.sample_rows(batch), "train")
         self.tracking.log(self.step, self.metrics)
-        self.tracking.samples(self.step, self.sample_rows(batch))
 
-    def validate(self) -> None:
-        """Score the validation set with the policy as it is."""
+    def validate(self) -> dict[str, float]:
+        """Figures of the policy as it is, on the validation set."""
         val = self.config.actor_rollout_ref.rollout.val_kwargs
         sampling = {
             **self.sampling,
@@ -312,7 +316,6 @@ class RayPPOTrainer:
             "do_sample": val.do_sample,
             "ignore_eos": False,
         }
-        self.metrics = {}
         rows: list[dict[str, Any]] = []
         with self.phase("testing"):
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
@@ -324,13 +327,8 @@ class RayPPOTrainer:
                 rows += self.sample_rows(batch)
         results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
         results = {name: values for name, values in results.items() if any(v is not None for v in values)}
-        figures = validation_metrics([r["data_source"] for r in rows], [r["uid"] for r in rows], results, val.n)
-        self.tracking.validation(self.step, figures | self.tracking.phases.take(), rows)
-
-    def finish(self) -> None:
-        if self.config.trainer.test_freq != 0 and not self.is_due(self.config.trainer.test_freq) and self.step:
-            self.validate()
-        self.tracking.finish(self)
+        self.tracking.samples(self.step, rows, "val")
+        return validation_metrics([r["data_source"] for r in rows], [r["uid"] for r in rows], results, val.n)
 
     def sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
         """The rows as text and numbers, for people."""
@@ -383,7 +381,8 @@ class RayPPOTrainer:
         return batch.select(["input_ids", "attention_mask", "response_mask"], [])
 
     def is_due(self, every: int) -> bool:
-        return every > 0 and self.step % every == 0
+        """Every so many steps, and at the last one."""
+        return self.step == self.total_steps or (every > 0 and self.step % every == 0)
 
     def phase(self, name: str) -> Any:
         return self.tracking.phases(name)

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning, on the engine and the datasets that reinforcement learning uses."""

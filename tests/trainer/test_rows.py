@@ -1,0 +1,77 @@
+"""How the rows of a step are laid out for the ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quadriga import DataProto
+from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.validation import validation_metrics
+
+
+@given(
+    world=st.integers(1, 4),
+    minis=st.integers(1, 4),
+    per_rank=st.integers(1, 5),
+    balance=st.booleans(),
+    data=st.data(),
+)
+def test_rows_stay_in_their_mini_batch_whatever_rank_they_go_to(world, minis, per_rank, balance, data):
+    rows = world * minis * per_rank
+    lengths = data.draw(st.lists(st.integers(1, 1000), min_size=rows, max_size=rows))
+    order = layout(lengths, minis, world, balance)
+    assert sorted(order) == list(range(rows))
+    chunks = order.reshape(world, minis, per_rank)
+    for k in range(minis):
+        expected = set(range(k * rows // minis, (k + 1) * rows // minis))
+        assert set(chunks[:, k].ravel()) == expected
+
+
+def test_one_rank_keeps_the_order():
+    assert layout([5, 1, 9, 2], 2, 1, True).tolist() == [0, 1, 2, 3]
+
+
+def test_balanced_ranks_have_nearly_the_same_number_of_tokens():
+    lengths = np.random.default_rng(0).integers(1, 1000, 256)
+    order = layout(lengths.tolist(), 1, 4, True).reshape(4, -1)
+    totals = lengths[order].sum(1)
+    assert totals.max() - totals.min() < 0.02 * totals.mean()
+    unbalanced = lengths[layout(lengths.tolist(), 1, 4, False).reshape(4, -1)].sum(1)
+    assert totals.max() < unbalanced.max()
+
+
+def test_samples_of_a_prompt_are_numbered():
+    prompts = DataProto.from_dict(non_tensors={"uid": np.array(["a", "b"], dtype=object)})
+    rows = repeat_for_samples(prompts, 3)
+    assert rows.non_tensor_batch["uid"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert rows.non_tensor_batch["sample_index"].tolist() == [0, 1, 2] * 2
+
+
+def test_validation_figures_by_hand():
+    sources = ["x", "x", "x", "x", "y", "y"]
+    uids = ["1", "1", "2", "2", "3", "3"]
+    results = {
+        "acc": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0],
+        "score": [1.0, 0.5, 0.0, 0.0, 1.0, 1.0],
+        "pred": ["4", "5", "7", "7", "1", "1"],
+    }
+    figures = validation_metrics(sources, uids, results, 2)
+    assert figures["val/x/acc/mean@2"] == 0.25
+    assert figures["val/x/acc/best@2"] == 0.5
+    assert figures["val/x/acc/maj@2"] == 0.5, "on a tie the earlier answer counts"
+    assert figures["val/x/score/mean@2"] == 0.375
+    assert figures["val/y/acc/maj@2"] == 1.0
+
+
+def test_majority_beats_a_lucky_answer():
+    results = {"acc": [1.0, 0.0, 0.0], "pred": ["4", "5", "5"]}
+    figures = validation_metrics(["x"] * 3, ["1"] * 3, results, 3)
+    assert figures["val/x/acc/maj@3"] == 0.0
+    assert figures["val/x/acc/best@3"] == 1.0
+
+
+def test_rows_without_an_answer_do_not_outvote():
+    results = {"acc": [0.0, 0.0, 1.0], "pred": [None, None, "4"]}
+    assert validation_metrics(["x"] * 3, ["1"] * 3, results, 3)["val/x/acc/maj@3"] == 1.0
