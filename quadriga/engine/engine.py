@@ -7,20 +7,21 @@ its own rows. Nothing here knows about PPO: the loss is a function that the work
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quadriga.algorithms.aggregate import Aggregation, count_tokens_and_sequences
 from quadriga.config.schema_models import FSDPConfig, OptimConfig
 from quadriga.engine.gradients import gradient_norm, scale_gradients
 from quadriga.engine.micro_batch import plan_micro_batches
 from quadriga.engine.nonfinite import NonFiniteGuard
-from quadriga.engine.optimizer import make_optimizer, make_schedule
+from quadriga.engine.offload import Offload
+from quadriga.engine.optimizer import Schedule, make_optimizer
 from quadriga.engine.out_of_memory import TokenBudget, give_back_memory, is_out_of_memory
 from quadriga.engine.sharding import (
     free_gathered_weights,
@@ -30,8 +31,13 @@ from quadriga.engine.sharding import (
     synchronise_gradients,
     world_size,
 )
+from quadriga.engine.state import engine_state, load_engine_state
+from quadriga.engine.weights import full_weights
 from quadriga.errors import DataError, WorkerError
 from quadriga.models.packing import PackedRows, pack_rows
+from quadriga.models.policy import PolicyModel
+from quadriga.models.scalar_model import ScalarModel
+from quadriga.models.token_model import TokenModel
 from quadriga.protocol import DataProto
 
 LossFunction = Callable[[dict[str, Tensor], dict[str, Tensor], "BatchCounts"], tuple[Tensor, dict[str, Tensor]]]
@@ -75,7 +81,7 @@ class TrainingEngine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: TokenModel,
         *,
         optim: OptimConfig | None = None,
         fsdp: FSDPConfig | None = None,
@@ -91,12 +97,14 @@ class TrainingEngine:
         self.grad_clip = grad_clip
         if gradient_checkpointing:
             model.huggingface.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.model = shard(model, self.device, self.fsdp.reshard_after_forward)
+        self.model: TokenModel = shard(model, self.device, self.fsdp.reshard_after_forward)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = self.schedule = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.schedule: Schedule | None = None
         if optim is not None:
             self.optimizer = make_optimizer(self.model.named_parameters(), optim)
-            self.schedule = make_schedule(self.optimizer, optim, total_steps)
+            self.schedule = Schedule(self.optimizer, optim, total_steps)
+        self.offload = Offload(self.model, self.optimizer, self.device, self.fsdp)
         self.optimizer_steps = 0
         self.budget = TokenBudget()
         self.nonfinite = NonFiniteGuard(max_nonfinite_steps, dump_dir)
@@ -143,16 +151,16 @@ class TrainingEngine:
                     if name not in results:
                         results[name] = torch.zeros(len(lengths), *unpacked.shape[1:])
                     results[name][rows] = unpacked.float().cpu()
+            free_gathered_weights(self.model)
             return results
 
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.offload.weights_on_device():
                 return self._with_budget(run, lengths, max_tokens, max_rows)
         finally:
             self.model.train(was_training)
-            free_gathered_weights(self.model)
 
     # ---- with gradient -----------------------------------------------------------------------------------------------
 
@@ -172,16 +180,17 @@ class TrainingEngine:
         what `loss_fn` reports, `grad_norm` (before clipping), `lr`, `skipped` (1: the gradient was not finite and the
         weights are unchanged), `micro_batches` and `token_budget`. The same on every rank.
         """
-        if self.optimizer is None or self.schedule is None:
-            raise WorkerError("this engine has no optimiser", "make it with optim=OptimConfig(...)")
+        optimizer, _ = self._require_optimizer()
         counts = self.count(data)
-        arguments = {} if _is_scalar(self.model) else {"temperature": temperature, "with_entropy": with_entropy}
+        arguments: dict[str, Any] = (
+            {} if isinstance(self.model, ScalarModel) else {"temperature": temperature, "with_entropy": with_entropy}
+        )
         parts_used = 0
 
         def run(parts: list[list[int]]) -> dict[str, Tensor]:
             nonlocal parts_used
             parts_used = len(parts)
-            self.optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             totals: dict[str, Tensor] = {}
             for number, rows in enumerate(parts):
                 synchronise_gradients(self.model, self.fsdp.reshard_after_forward or number == len(parts) - 1)
@@ -193,21 +202,21 @@ class TrainingEngine:
             return totals
 
         self.model.train()
-        totals = self._with_budget(run, _row_lengths(data), max_tokens, max_rows)
-        metrics = self._sum_metrics(totals)
-        metrics |= self._apply_gradients(data)
+        with self.offload.weights_on_device():
+            totals = self._with_budget(run, _row_lengths(data), max_tokens, max_rows)
+            metrics = self._sum_metrics(totals)
+            with self.offload.optimizer_on_device():
+                metrics |= self._apply_gradients(data)
         return metrics | {"micro_batches": float(parts_used), "token_budget": float(self.budget.of(max_tokens))}
 
     def end_step(self) -> float:
         """Advance the learning-rate schedule: once per trainer step, whatever the number of mini-batches in it."""
-        if self.schedule is None:
-            raise WorkerError("this engine has no schedule", "make it with optim=OptimConfig(...)")
-        self.schedule.step()
+        self._require_optimizer()[1].advance()
         return self.learning_rate
 
     @property
     def learning_rate(self) -> float:
-        return float(self.schedule.get_last_lr()[0]) if self.schedule is not None else 0.0
+        return 0.0 if self.schedule is None else self.schedule.learning_rate
 
     def count(self, data: DataProto) -> BatchCounts:
         """Tokens and sequences of a mini-batch, added up over ranks."""
@@ -233,16 +242,22 @@ class TrainingEngine:
             raise DataError("the loss function did not return a scalar tensor and metrics", "return (loss, metrics)")
         return loss, metrics
 
+    def _require_optimizer(self) -> tuple[torch.optim.Optimizer, Schedule]:
+        if self.optimizer is None or self.schedule is None:
+            raise WorkerError("this engine has no optimiser", "make it with optim=OptimConfig(...)")
+        return self.optimizer, self.schedule
+
     def _apply_gradients(self, data: DataProto) -> dict[str, float]:
+        optimizer, _ = self._require_optimizer()
         norm = gradient_norm(self.parameters)
         finite = bool(torch.isfinite(norm))
         self.optimizer_steps += 1
         if finite:
             if self.grad_clip is not None and norm > self.grad_clip:
                 scale_gradients(self.parameters, self.grad_clip / (norm + 1e-6))
-            self.optimizer.step()
+            optimizer.step()
             self.nonfinite.saw_finite()
-        self.optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         if not finite:
             self.nonfinite.saw_non_finite(float(norm), data, self.optimizer_steps)
         return {
@@ -257,6 +272,26 @@ class TrainingEngine:
             return {}
         summed = sum_over_ranks(torch.stack(list(totals.values())))
         return dict(zip(totals, summed.tolist(), strict=True))
+
+    # ---- weights and state -------------------------------------------------------------------------------------------
+
+    def adapter_off(self) -> AbstractContextManager[None]:
+        """Inside it, the policy is the one it started from (LoRA): the reference needs no weights of its own."""
+        if not isinstance(self.model, PolicyModel):
+            raise WorkerError("only a policy has an adapter", "use adapter_off with a LoRA policy")
+        return self.model.adapter_off()
+
+    def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """See `weights.full_weights`."""
+        with self.offload.weights_on_device():
+            yield from full_weights(self.model, dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs: see `state.py`."""
+        return engine_state(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_engine_state(self, state)
 
     # ---- micro-batches -----------------------------------------------------------------------------------------------
 
@@ -303,7 +338,3 @@ def _row_lengths(data: DataProto) -> list[int]:
     if data.batch is None or "attention_mask" not in data.batch.keys():  # noqa: SIM118  (a TensorDict is no dict)
         raise DataError("the batch has no attention_mask", "give input_ids, attention_mask and response_mask")
     return data.batch["attention_mask"].sum(-1).tolist()
-
-
-def _is_scalar(model: nn.Module) -> bool:
-    return hasattr(model, "head")

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from quadriga.config.schema_models import OptimConfig
 from quadriga.errors import ConfigError
@@ -18,7 +17,8 @@ WSD_DECAY_SHARE = 0.1
 
 def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
     """Fused AdamW. Biases and norms (one-dimensional parameters) are not decayed."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for _, parameter in named_parameters:
         if parameter.requires_grad:
             (decayed if parameter.ndim > 1 else plain).append(parameter)
@@ -29,13 +29,25 @@ def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config:
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(beta1, beta2), fused=True)
 
 
-def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, total_steps: int | None) -> LambdaLR:
-    """The schedule of `config`, in trainer steps: it advances once per trainer step, not per optimiser step.
+class Schedule:
+    """The learning rate of `config`, set on the optimiser. Its unit is the trainer step, not the optimiser step.
 
-    So the learning rate is the same for all mini-batches and epochs of a step, and does not depend on how a step is
-    cut into mini-batches.
+    So the learning rate is the same for all mini-batches and epochs of a step, and does not depend on how a step is cut
+    into mini-batches. It is a pure function of `step`, which is all there is to save.
     """
-    return LambdaLR(optimizer, lambda step: lr_factor(step, config, total_steps))
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimConfig, total_steps: int | None) -> None:
+        self.optimizer, self.config, self.total_steps = optimizer, config, total_steps
+        self.move_to(0)
+
+    def advance(self) -> None:
+        self.move_to(self.step + 1)
+
+    def move_to(self, step: int) -> None:
+        self.step = step
+        self.learning_rate = self.config.lr * lr_factor(step, self.config, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
 
 
 def warmup_steps(config: OptimConfig, total_steps: int | None) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from quadriga.errors import WorkerError
+from quadriga.models.token_model import TokenModel
 
 
 def world_size() -> int:
@@ -27,7 +28,7 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def shard(model: nn.Module, device: torch.device, reshard_after_forward: bool) -> nn.Module:
+def shard(model: TokenModel, device: torch.device, reshard_after_forward: bool) -> TokenModel:
     """Move `model` to `device` and shard it over all ranks, in place."""
     model.to(device)
     if world_size() == 1 and device.type == "cpu":
@@ -47,7 +48,7 @@ def shard(model: nn.Module, device: torch.device, reshard_after_forward: bool) -
     return model
 
 
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
+def decoder_layers(model: TokenModel) -> list[nn.Module]:
     """The repeated blocks of the Hugging Face model in `model`, by the class names it declares for this purpose."""
     declared = set(getattr(model.huggingface, "_no_split_modules", None) or ())
     layers = [module for module in model.modules() if type(module).__name__ in declared]

@@ -94,11 +94,13 @@ def _by_runs(
     sizes = [count * length for count, length in layout.runs]
     outputs = []
     for (count, length), *parts in zip(layout.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
-        batched = [part.unflatten(0, (count, length)).transpose(1, 2) for part in parts]
+        qs, ks, vs = (part.unflatten(0, (count, length)).transpose(1, 2) for part in parts)
         windowed = window is not None and length > window
         outputs.append(
             F.scaled_dot_product_attention(
-                *batched,
+                qs,
+                ks,
+                vs,
                 attn_mask=_causal_mask(length, window, q.device) if windowed else None,
                 dropout_p=dropout,
                 is_causal=not windowed,
@@ -163,6 +165,7 @@ def _varlen(
     else:
         options["is_causal"] = True
     longest, bounds = layout.max_length, layout.cu_seqlens
-    return varlen_attn(
+    out = varlen_attn(
         q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest, scale=scaling, **options
     )
+    return out[0] if isinstance(out, tuple) else out

@@ -105,9 +105,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             else:
                 grad_logits = logits.exp_().mul_(-per_row)
             grad_logits.scatter_add_(1, targets[part, None], per_row)
-            if isinstance(slope, Tensor):
-                grad_logits.mul_(slope)
-            elif slope != 1:
+            if isinstance(slope, Tensor) or slope != 1:
                 grad_logits.mul_(slope)
             if grad_bias is not None:
                 grad_bias.add_(grad_logits.sum(0))

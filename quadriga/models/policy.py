@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quadriga.errors import DataError
 from quadriga.models.logprobs import LogitTransform, token_log_probs
 from quadriga.models.packing import PackedRows
+from quadriga.models.token_model import TokenModel
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(TokenModel):
     """A Hugging Face causal LM, called on packed rows. It is one module, so that sharding sees one forward pass.
 
     Args:
@@ -46,7 +46,7 @@ class PolicyModel(nn.Module):
 
     def forward(self, packed: PackedRows, temperature: float = 1.0, with_entropy: bool = False) -> dict[str, Tensor]:
         """`log_probs` and, if asked for, `entropy` of the packed response tokens, `[N]` float32 each."""
-        hidden = last_hidden_state(self.huggingface.base_model, packed)
+        hidden = self.last_hidden_state(packed)
         head = self.huggingface.get_output_embeddings()
         log_probs, entropy = token_log_probs(
             hidden.index_select(0, packed.predictors),
@@ -59,18 +59,6 @@ class PolicyModel(nn.Module):
         return {"log_probs": log_probs} if entropy is None else {"log_probs": log_probs, "entropy": entropy}
 
 
-def last_hidden_state(trunk: nn.Module, packed: PackedRows) -> Tensor:
-    """`[T, hidden]` of the packed tokens."""
-    output = trunk(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        attention_mask=None,
-        use_cache=False,
-        layout=packed.layout,
-    )
-    return output.last_hidden_state.squeeze(0)
-
-
 def logit_transform(config: Any) -> LogitTransform:
     """What the model does to its logits, from the names that Hugging Face configs use for it."""
     config = config.get_text_config()
@@ -81,7 +69,3 @@ def logit_transform(config: Any) -> LogitTransform:
         scale /= float(divisor)
     softcap = getattr(config, "final_logit_softcapping", None)
     return LogitTransform(scale=scale, softcap=None if softcap is None else float(softcap))
-
-
-def trainable_parameters(model: nn.Module) -> list[torch.nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quadriga.models.packing import PackedRows
-from quadriga.models.policy import last_hidden_state
+from quadriga.models.token_model import TokenModel
 
 
-class ScalarModel(nn.Module):
+class ScalarModel(TokenModel):
     """trunk → scalar head.
 
     Args:
@@ -27,10 +27,14 @@ class ScalarModel(nn.Module):
     def huggingface(self) -> Any:
         return self.trunk
 
+    @property
+    def trunk_module(self) -> nn.Module:
+        return self.trunk
+
     def forward(self, packed: PackedRows, at_last_token: bool = False) -> dict[str, Tensor]:
         """`values`, float32: `[N]`, each from the state before its response token was chosen (a value function knows
         the prefix, not the action); or, `at_last_token`, `[sequences]`, from the whole sequence (a score)."""
-        hidden = last_hidden_state(self.trunk, packed)
+        hidden = self.last_hidden_state(packed)
         chosen = hidden.index_select(0, packed.last_tokens if at_last_token else packed.predictors)
         bias = None if self.head.bias is None else self.head.bias.float()
         return {"values": F.linear(chosen.float(), self.head.weight.float(), bias).squeeze(-1)}
