@@ -105,9 +105,9 @@ def expand_path(path: str) -> Path:
 
 
 def _builtin(name: str) -> FileRows:
-    from quadriga.data.prep.arithmetic import generate_arithmetic
+    from quadriga.data.prep.arithmetic import BUILTIN_TASK, generate_arithmetic
 
-    train, test = generate_arithmetic()
+    train, test = generate_arithmetic(**BUILTIN_TASK)
     known = {f"{BUILTIN}arithmetic/train": train, f"{BUILTIN}arithmetic/test": test}
     if name not in known:
         raise DataError(f"there is no built-in dataset {name!r}", f"use one of {', '.join(known)}, or a file")

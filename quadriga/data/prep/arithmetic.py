@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ INSTRUCTION = 'Output the result after "####".'
 STYLES = ("plain", "chat")
 _MAX_LISTED = 2**22  # problem spaces up to this size are shuffled as a whole, larger ones are drawn from
 _STREAM = 0
+BUILTIN_TASK: dict[str, Any] = {"operands": 2, "max_value": 99, "ops": "+-", "test_size": 256, "seed": 0}
+"""The problems of `builtin:arithmetic/…`, which the embedded model was made for."""
 
 
 def generate_arithmetic(
@@ -23,7 +26,7 @@ def generate_arithmetic(
     operands: int = 2,
     max_value: int = 99,
     ops: str = "+-",
-    train_size: int = 4096,
+    train_size: int | None = 4096,
     test_size: int = 512,
     seed: int = 0,
     style: str = "plain",
@@ -37,10 +40,10 @@ def generate_arithmetic(
         operands: numbers in a problem.
         max_value: each of them is in 0 … max_value.
         ops: operators to draw from, of `+-*`; `*` binds stronger.
+        train_size: None: all problems that are left, where there are few enough to list.
         style: `plain`: the prompt is the text "12+7="; `chat`: a user message that asks for it.
     """
     _check(operands, max_value, ops, train_size, test_size, style)
-    wanted = train_size + test_size
     test: list[str] = []
     train: list[str] = []
     held_out: set[str] = set()
@@ -52,23 +55,25 @@ def generate_arithmetic(
             break
         elif _canonical(problem) not in held_out:
             train.append(problem)
-    if len(train) < train_size:
+    if not train or (train_size is not None and len(train) < train_size):
         raise DataError(
             f"there are only {len(test) + len(train)} distinct problems with {operands} operands up to {max_value} and "
-            f"operators {ops!r}, {wanted} were asked for",
+            f"operators {ops!r}, {test_size + (train_size or 1)} were asked for",
             "allow larger values, more operands or more operators, or ask for fewer rows",
         )
     return _rows(train, "train", style), _rows(test, "test", style)
 
 
-def _check(operands: int, max_value: int, ops: str, train_size: int, test_size: int, style: str) -> None:
-    if operands < 2 or max_value < 1 or train_size < 1 or test_size < 1:
+def _check(operands: int, max_value: int, ops: str, train_size: int | None, test_size: int, style: str) -> None:
+    if operands < 2 or max_value < 1 or (train_size is not None and train_size < 1) or test_size < 1:
         raise DataError(
             f"no dataset has {operands=}, {max_value=}, {train_size=}, {test_size=}",
             "use at least 2 operands, and at least 1 for the others",
         )
     if not ops or set(ops) - set("+-*"):
         raise DataError(f"operators {ops!r} are unknown", "use one or more of + - *")
+    if train_size is None and _num_problems(operands, max_value, ops) > _MAX_LISTED:
+        raise DataError("there are too many problems of this kind to list them all", "give train_size")
     if style not in STYLES:
         raise DataError(f"style {style!r} is unknown", f"use one of {', '.join(STYLES)}")
 
@@ -77,8 +82,7 @@ def _problems(operands: int, max_value: int, ops: str, seed: int) -> Iterator[st
     """Distinct problems in the order of the seed; all of them where they can be listed."""
     ops = "".join(dict.fromkeys(ops))
     values = max_value + 1
-    total = values**operands * len(ops) ** (operands - 1)
-    for code in _codes(total, seed):
+    for code in _codes(_num_problems(operands, max_value, ops), seed):
         code, first = divmod(code, values)
         problem = str(first)
         for _ in range(operands - 1):
@@ -86,6 +90,10 @@ def _problems(operands: int, max_value: int, ops: str, seed: int) -> Iterator[st
             code, value = divmod(code, values)
             problem += f"{ops[op]}{value}"
         yield problem
+
+
+def _num_problems(operands: int, max_value: int, ops: str) -> int:
+    return (max_value + 1) ** operands * len(set(ops)) ** (operands - 1)
 
 
 def _codes(total: int, seed: int) -> Iterator[int]:

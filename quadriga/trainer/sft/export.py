@@ -40,5 +40,6 @@ def export_policy(policy: PolicyModel, tokenizer: Any, folder: Path, dtype: torc
         {"format": "pt"},
     )
     tokenizer.save_pretrained(unfinished)
+    (unfinished / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(unfinished, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ class FSDPSFTTrainer:
     def _start_run_dir(self) -> None:
         if rank() == 0:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(OmegaConf.structured(self.config), self.run_dir / "config.yaml")
+            OmegaConf.save(OmegaConf.create(asdict(self.config)), self.run_dir / "config.yaml")
             (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
 
     def _log(self, metrics: dict[str, float]) -> None:

@@ -1,0 +1,208 @@
+"""Supervised training: it learns, its loss is that of the global batch however it is cut, and its export loads anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_sft import REPO, ROWS, read_metrics, write_rows, write_shape
+
+from quadriga.data import SFTDataset
+from quadriga.errors import ConfigError, DataError
+from quadriga.trainer.fsdp_sft_trainer import command, run_sft
+from quadriga.trainer.sft.trainer import FSDPSFTTrainer
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory) -> Path:
+    return write_shape(tmp_path_factory.mktemp("shape"))
+
+
+@pytest.fixture
+def job(tmp_path, shape):
+    """The configuration of a small run, as nested dicts; `job(section={...})` changes it."""
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
+
+    def make(**changes):
+        config = {
+            "data": {"train_files": str(rows), "val_files": str(rows), "train_batch_size": 4},
+            "model": {"from_config": str(shape)},
+            "optim": {"lr": 1e-2},
+            "trainer": {"total_training_steps": 3, "device": "cpu", "default_local_dir": str(tmp_path / "run")},
+        }
+        return {name: {**section, **changes.get(name, {})} for name, section in config.items()}
+
+    return make
+
+
+def as_arguments(config) -> list[str]:
+    return [f"{section}.{key}={value}" for section, keys in config.items() for key, value in keys.items()]
+
+
+def run_module(arguments, processes=1, **options):
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    command_line = [sys.executable, *launcher, "-m", "quadriga.trainer.fsdp_sft_trainer", *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    return subprocess.run(command_line, capture_output=True, text=True, timeout=150, env=env, **options)
+
+
+def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(run_dir / "huggingface" / "model.safetensors")
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+
+def test_loss_falls_on_a_tiny_job(job, tmp_path):
+    run_sft(job(trainer={"total_training_steps": 60, "test_freq": 20}))
+    metrics = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in metrics] == list(range(1, 61))
+    assert metrics[-1]["train/loss"] < 0.5 < 2 < metrics[0]["train/loss"]
+    validated = {line["step"]: line["val/loss"] for line in metrics if "val/loss" in line}
+    assert list(validated) == [20, 40, 60]
+    assert validated[60] < validated[20]
+
+
+def test_epochs_decide_the_length_and_the_schedule_ends_with_it(job, tmp_path):
+    config = job(trainer={"total_epochs": 2})
+    config["trainer"]["total_training_steps"] = None
+    run_sft(config)
+    metrics = read_metrics(tmp_path / "run")
+    assert [line["train/epoch"] for line in metrics] == [0, 0, 0, 1, 1, 1]
+    rates = [line["train/lr"] for line in metrics]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == pytest.approx(1e-2)
+
+
+def test_lora_trains_the_adapter_and_exports_plain_weights(job, tmp_path):
+    run_sft(job())
+    before = weights_of(tmp_path / "run")
+    base = (tmp_path / "run" / "huggingface").rename(tmp_path / "base")
+    run_sft(job(model={"from_config": None, "partial_pretrain": str(base), "lora_rank": 4}))
+    after = weights_of(tmp_path / "run")
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(".self_attn." in name or ".mlp." in name for name in changed)
+
+
+def test_conversations_are_learnt_through_the_messages_key(job, tmp_path):
+    template = (
+        "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ '=' }}{% endif %}{% endfor %}"
+    )
+    chats = [
+        {"chat": [{"role": "user", "content": r["question"]}, {"role": "assistant", "content": r["answer"]}]}
+        for r in ROWS
+    ]
+    rows = write_rows(tmp_path / "chats.jsonl", chats)
+    data = {"train_files": str(rows), "val_files": None, "messages_key": "chat", "chat_template": template}
+    metrics = run_sft(job(data=data, trainer={"total_training_steps": 30}))
+    assert metrics["train/loss"] < 2
+
+
+# ---- the loss is that of the global batch ----------------------------------------------------------------------------
+
+
+def by_hand(trainer: FSDPSFTTrainer) -> float:
+    """Mean of −log p over all target tokens of the training rows, one row at a time, with the model's own forward pass."""
+    total, tokens = 0.0, 0
+    model = trainer.engine.model.huggingface
+    model.set_attn_implementation("eager")
+    for item in SFTDataset(
+        trainer.config.data.train_files, trainer.tokenizer, max_length=99, prompt_key="question", response_key="answer"
+    ):
+        ids = torch.tensor(item["input_ids"], dtype=torch.long)[None]
+        log_probs = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = torch.tensor(item["loss_mask"][1:], dtype=torch.bool)
+        total, tokens = total - log_probs[mask].sum().item(), tokens + int(mask.sum())
+    model.set_attn_implementation("quadriga_packed")
+    return total / tokens
+
+
+@pytest.mark.parametrize("cut", [{}, {"micro_batch_size_per_gpu": 1}, {"max_token_len_per_gpu": 40, "max_length": 40}])
+def test_loss_is_the_token_mean_of_the_whole_batch_however_it_is_cut(job, cut):
+    trainer = FSDPSFTTrainer(job(data={"train_batch_size": len(ROWS), **cut}))
+    expected = by_hand(trainer)
+    assert trainer.validation_loss() == pytest.approx(expected, abs=1e-6)
+    assert trainer.training_step()["train/loss"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("rows_per_pass", ["1", "null"])
+def test_two_processes_compute_what_one_computes(job, tmp_path, rows_per_pass):
+    data = {"micro_batch_size_per_gpu": rows_per_pass, "val_files": str(write_rows(tmp_path / "val.jsonl", ROWS[:5]))}
+    one = job(trainer={"default_local_dir": str(tmp_path / "one"), "test_freq": 1})
+    two = job(data=data, trainer={"default_local_dir": str(tmp_path / "two"), "test_freq": 1})
+    one["data"]["val_files"] = two["data"]["val_files"]
+    run_sft(one)
+    done = run_module(as_arguments(two), processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for alone, together in zip(read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two"), strict=True):
+        for name in ("train/loss", "train/grad_norm", "val/loss", "train/lr"):
+            assert together[name] == pytest.approx(alone[name], abs=2e-6 if alone["step"] > 1 else 1e-6), (
+                name,
+                alone["step"],
+            )
+    alone, together = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert max((alone[name] - together[name]).abs().max().item() for name in alone) < 1e-5
+
+
+# ---- what it leaves behind -------------------------------------------------------------------------------------------
+
+
+def test_the_export_loads_in_transformers_and_gives_the_same_log_probs(job, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = FSDPSFTTrainer(job())
+    trainer.fit()
+    folder = tmp_path / "run" / "huggingface"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "12+34=#### 46"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.chat_template is None
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor(tokenizer([text]).input_ids)
+    theirs = model(input_ids=ids).logits
+    ours = trainer.engine.model.huggingface
+    ours.set_attn_implementation("eager")
+    assert torch.allclose(theirs, ours(input_ids=ids).logits, atol=1e-5)
+    assert (tmp_path / "run" / "config.yaml").is_file()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(job, tmp_path):
+    def run(seed):
+        run_sft(job(trainer={"seed": seed}))
+        return (tmp_path / "run" / "huggingface" / "model.safetensors").read_bytes()
+
+    assert run(1) == run(1) != run(2)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_cannot_be_dealt_out_names_the_nearest_sizes(job, monkeypatch):
+    monkeypatch.setattr("quadriga.trainer.sft.trainer.world_size", lambda: 3)
+    with pytest.raises(ConfigError, match=r"train_batch_size=4 .* 3 processes(?s:.*)set it to 3 or 6"):
+        FSDPSFTTrainer(job())
+
+
+def test_an_empty_folder_is_no_model(job, tmp_path):
+    with pytest.raises(DataError, match=r"no config\.json"):
+        run_sft(job(model={"from_config": str(tmp_path)}))
+
+
+def test_unknown_keys_end_the_command_with_the_nearest_key(job, capsys):
+    assert command([*as_arguments(job()), "optim.clip_gradient=1"]) == 1
+    assert "did you mean optim.clip_grad?" in capsys.readouterr().err
+
+
+def test_the_module_runs_without_torchrun(job, tmp_path):
+    done = run_module(as_arguments(job(trainer={"total_training_steps": 1})), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "model written to" in done.stdout
+    assert not (tmp_path / "outputs").exists()
