@@ -49,10 +49,11 @@ def load_policy(config: ModelConfig, tokenizer: Any = None, trainable: bool = Tr
     check_vocabulary(model, tokenizer, config.path)
     policy = PolicyModel(model)
     check_packing(policy, config.path)
-    if config.lora_rank > 0 and trainable:
+    if not trainable:
+        return policy.requires_grad_(False).eval()
+    if config.lora_rank > 0:
         policy = PolicyModel(_with_adapter(model, config))
-    policy.requires_grad_(trainable) if config.lora_rank == 0 or not trainable else None
-    return policy.train(trainable)
+    return policy.train()
 
 
 def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None) -> ScalarModel:
@@ -73,7 +74,7 @@ def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = Non
         AutoModelForSequenceClassification,
         "a reward model (sequence classifier with one label)",
         config,
-        num_labels=1,
+        {"num_labels": 1},
         output_loading_info=True,
     )
     if info["missing_keys"] or info["mismatched_keys"]:
@@ -105,7 +106,13 @@ def check_vocabulary(model: Any, tokenizer: Any, path: str) -> None:
         )
 
 
-def _from_pretrained(auto_class: Any, what: str, config: ModelConfig | AuxModelConfig, **options: Any) -> Any:
+def _from_pretrained(
+    auto_class: Any,
+    what: str,
+    config: ModelConfig | AuxModelConfig,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     from transformers import AutoConfig
 
     source = resolve_model_path(config.path)
@@ -113,6 +120,8 @@ def _from_pretrained(auto_class: Any, what: str, config: ModelConfig | AuxModelC
     with readable_load_errors(source, what):
         model_config = AutoConfig.from_pretrained(source, trust_remote_code=trust)
     override(model_config, config.override_config)
+    for key, value in (settings or {}).items():
+        setattr(model_config, key, value)
     with readable_load_errors(source, what):
         return auto_class.from_pretrained(
             source,
