@@ -1,0 +1,60 @@
+"""News of a run for whoever shows it: the runner appends, the driver asks for what is new.
+
+An event is a small dict that survives any transport: `{"kind": …, "time": …, **payload}`. The kinds:
+
+    start     project, experiment, total_steps, start_step, run_directory    once, before the first step
+    phase     step, open: names of the phases that are running, outermost first
+    step      step, metrics: {name: number or None}                          as in metrics.jsonl
+    answers   step, rows: [{"prompt": …, "response": …, "score": …}]         as trainer.log_val_generations asks for
+    message   level: "info" or "warning", text
+    end       status: "finished", "stopped" or "failed"
+    lost      count: so many events were dropped before they were asked for
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """A bounded list of events that many threads may append to and read from.
+
+    Args:
+        capacity: the newest so many events are kept.
+        listener: called with every event at once, in the appending thread; for a view in the same process.
+    """
+
+    def __init__(self, capacity: int = 4096, listener: Callable[[Event], None] | None = None) -> None:
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self._appended = 0
+        self._lock = threading.Lock()
+        self._listener = listener
+
+    def append(self, kind: str, payload: dict[str, Any] | None = None) -> None:
+        """Add an event; never blocks for long, never fails because nobody reads."""
+        event = {"kind": kind, "time": time.time(), **(payload or {})}
+        with self._lock:
+            self._events.append(event)
+            self._appended += 1
+        if self._listener is not None:
+            self._listener(event)
+
+    def since(self, cursor: int = 0) -> tuple[list[Event], int]:
+        """The events after `cursor` (0: from the start) and the cursor for the next call.
+
+        Where some were dropped in between, the first event returned is a `lost` one that says how many.
+        """
+        with self._lock:
+            new = max(self._appended - cursor, 0)
+            held = min(new, len(self._events))
+            events = [self._events[i] for i in range(len(self._events) - held, len(self._events))]
+            appended = self._appended
+        if new > held:
+            events.insert(0, {"kind": "lost", "time": events[0]["time"] if events else 0.0, "count": new - held})
+        return events, appended

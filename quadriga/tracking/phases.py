@@ -1,0 +1,122 @@
+"""What the run spends its time on.
+
+phases.start_step(12)
+with phases("step"):
+    with phases("gen"):
+        …
+metrics |= phases.take_timings()        # {"timing_s/gen": 0.61, "timing_s/step": 0.61}
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from quadriga.tracking.events import EventLog
+from quadriga.tracking.timeline import Timeline
+
+
+class Phases:
+    """Times nested phases, in several threads if need be, at a cost of a few microseconds each.
+
+    The time of a phase includes the phases inside it. A phase that comes several times in a step has the sum.
+
+    Args:
+        timeline: gets an event for every phase.
+        events: told which phases are running whenever that changes, so that a viewer can say what a run waits for.
+    """
+
+    def __init__(self, timeline: Timeline | None = None, events: EventLog | None = None) -> None:
+        self.step = 0
+        self._timeline = timeline
+        self._events = events
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+        self._open: list[_Phase] = []
+        self._driver = threading.get_ident()
+        self._clock_offset = time.time() - time.perf_counter()
+
+    def __call__(self, name: str, lane: str = "") -> _Phase:
+        """A context manager that times its body as `timing_s/<name>`.
+
+        Args:
+            lane: row of the timeline; by default "driver" in the thread that made this object, the thread's name in others.
+        """
+        return _Phase(self, name, lane or self._lane_of_this_thread())
+
+    def start_step(self, step: int) -> None:
+        """From now on, phases belong to this step."""
+        self.step = step
+
+    def take_timings(self) -> dict[str, float]:
+        """`timing_s/<phase>` of the phases that have ended since the last call; the timeline is written."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, {}
+        if self._timeline is not None:
+            self._timeline.flush()
+        return {f"timing_s/{name}": value for name, value in seconds.items()}
+
+    def running(self) -> list[tuple[str, float]]:
+        """The phases that have not ended, outermost first, each with its seconds so far: where a run hangs."""
+        now = time.perf_counter()
+        with self._lock:
+            return [(phase.name, now - phase.began) for phase in self._open]
+
+    def record(self, name: str, start: float, seconds: float, lane: str, **details: Any) -> None:
+        """A phase measured elsewhere, e.g. by a worker: into the timeline only. `start` is seconds since 1970."""
+        if self._timeline is not None:
+            self._timeline.add(name, start, seconds, lane, step=self.step, **details)
+
+    def _enter(self, phase: _Phase) -> None:
+        with self._lock:
+            self._open.append(phase)
+        self._announce()
+        phase.began = time.perf_counter()
+
+    def _leave(self, phase: _Phase, failed: bool) -> None:
+        seconds = time.perf_counter() - phase.began
+        with self._lock:
+            self._open.remove(phase)
+            inside_itself = any(other.name == phase.name and other.thread == phase.thread for other in self._open)
+            if not inside_itself:  # else the outer one of that name has this time already
+                self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
+        if self._timeline is not None:
+            details = {"failed": True} if failed else {}
+            start = phase.began + self._clock_offset
+            self._timeline.add(phase.name, start, seconds, phase.lane, step=phase.step, **details)
+            if failed:
+                self._timeline.flush()
+        self._announce()
+
+    def _lane_of_this_thread(self) -> str:
+        thread = threading.current_thread()
+        return "driver" if thread.ident == self._driver else thread.name
+
+    def _announce(self) -> None:
+        if self._events is not None:
+            with self._lock:
+                names = [phase.name for phase in self._open]
+            self._events.append("phase", {"step": self.step, "open": names})
+
+
+class _Phase:
+    """One use of `with phases(name)`."""
+
+    __slots__ = ("_phases", "began", "lane", "name", "step", "thread")
+
+    def __init__(self, phases: Phases, name: str, lane: str) -> None:
+        self._phases = phases
+        self.name = name
+        self.lane = lane
+        self.step = phases.step
+        self.thread = threading.get_ident()
+        self.began = 0.0
+
+    def __enter__(self) -> _Phase:
+        self.began = time.perf_counter()
+        self._phases._enter(self)
+        return self
+
+    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
+        self._phases._leave(self, failed=error_type is not None)
