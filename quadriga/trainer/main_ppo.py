@@ -16,6 +16,7 @@ from quadriga.errors import ConfigError, QuadrigaError
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.ppo.role import Role
+from quadriga.workers.base import CALLERS_FOLDER, enter_callers_folder
 
 
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
@@ -41,6 +42,8 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         return
     import ray
 
+    from quadriga.trainer.watching import watch
+
     runtime_env = _runtime_env(checked)
     if not ray.is_initialized():
         from quadriga.controller.start_ray import start_ray
@@ -48,7 +51,7 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         start_ray({**checked.ray_kwargs.ray_init, "runtime_env": runtime_env})
     runner = _start_runner(task_runner_class or TaskRunner, runtime_env)
     try:
-        ray.get(runner.run.remote(config))
+        watch(runner, runner.run.remote(config))
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, QuadrigaError):
             raise error.cause from None
@@ -63,6 +66,9 @@ class TaskRunner:
     """Conducts a run: decides which roles it has, where they live, and steers them. Subclass it to change any of that."""
 
     def __init__(self) -> None:
+        from quadriga.tracking.events import EventLog
+
+        self.events = EventLog()
         self.role_worker_mapping: dict[Role, Any] = {}
         self.mapping: dict[Role, str] = {}
 
@@ -123,6 +129,10 @@ class TaskRunner:
             wait_s=config.trainer.resource_wait_s,
         )
 
+    def news(self, cursor: int) -> Any:
+        """Events of the run since `cursor`, and the cursor for the next call; answered while `run` is running."""
+        return self.events.since(cursor)
+
     def run(self, config: Any) -> None:
         """Check, place and start everything, train, and leave nothing behind."""
         from quadriga.data import create_rl_dataset
@@ -132,6 +142,7 @@ class TaskRunner:
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
         from quadriga.trainer.report import print_workers
 
+        enter_callers_folder()
         config = load_config(config)
         print(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
         actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
@@ -154,7 +165,7 @@ class TaskRunner:
                 val_reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool),
                 train_dataset=train_dataset,
                 val_dataset=val_dataset,
-                tracking=Journal(config),
+                tracking=Journal(config, self.events),
             )
             try:
                 print_workers(trainer.init_workers(), trainer.crew.pools)
@@ -172,6 +183,7 @@ def _runtime_env(config: Config) -> dict[str, Any]:
     runtime_env = get_ppo_ray_runtime_env()
     if config.transfer_queue.enable:
         runtime_env["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
+    runtime_env["env_vars"][CALLERS_FOLDER] = os.getcwd()
     user = dict(config.ray_kwargs.ray_init.get("runtime_env") or {})
     env_vars = {**runtime_env["env_vars"], **{k: str(v) for k, v in (user.pop("env_vars", None) or {}).items()}}
     return {**runtime_env, **user, "env_vars": env_vars}
@@ -183,7 +195,8 @@ def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Ray may have been started by others, without our defaults: the runner gets them, and its workers inherit them.
-    options: dict[str, Any] = {"runtime_env": {"env_vars": runtime_env["env_vars"]}}
+    # Two threads: `run`, and `news` beside it.
+    options: dict[str, Any] = {"runtime_env": {"env_vars": runtime_env["env_vars"]}, "max_concurrency": 2}
     if not hasattr(runner_class, "remote"):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         runner_class = ray.remote(runner_class)

@@ -26,6 +26,17 @@ class WorkerReport:
     threads: int
 
 
+CALLERS_FOLDER = "QUADRIGA_CALLERS_FOLDER"
+"""Names the folder in which the user started the run: relative paths mean the same in every process."""
+
+
+def enter_callers_folder() -> None:
+    """Go to the folder in which the run was started, where this machine has it."""
+    folder = os.environ.get(CALLERS_FOLDER)
+    if folder and os.path.isdir(folder):
+        os.chdir(folder)
+
+
 class RunWorker(Worker):
     """A worker of a training run.
 
@@ -36,6 +47,7 @@ class RunWorker(Worker):
 
     def __init__(self, config: Config, role: str) -> None:
         super().__init__()
+        enter_callers_folder()
         self.config, self.role = config, role
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -63,7 +63,7 @@ def critic_loss(critic: CriticConfig) -> LossFunction:
     """Clipped value loss."""
 
     def loss_fn(outputs: dict[str, Tensor], micro: dict[str, Tensor], counts: BatchCounts) -> Any:
-        return value_loss(
+        loss, metrics = value_loss(
             values=outputs["values"],
             old_values=micro["values"],
             returns=micro["returns"],
@@ -71,5 +71,6 @@ def critic_loss(critic: CriticConfig) -> LossFunction:
             loss_agg=counts.aggregation(critic.loss_agg_mode or "token-mean"),
             cliprange_value=critic.cliprange_value,
         )
+        return loss, metrics | {"critic/vf_loss": loss.detach()}
 
     return loss_fn

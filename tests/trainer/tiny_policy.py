@@ -31,6 +31,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
         pad_token_id=1,
         bos_token_id=None,
         tie_word_embeddings=True,
+        initializer_range=0.1,  # large enough for frozen embeddings (LoRA) to express a preference
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
@@ -54,7 +55,7 @@ REWARD = '''
 def share_of_vowels(data_source, solution_str, ground_truth, extra_info=None):
     """Higher the more of the answer is vowels: any policy can get better at it."""
     score = sum(c in "aeiou" for c in solution_str) / 6
-    return {"score": score, "acc": float(score > 0.5), "pred": solution_str}
+    return {"score": score, "acc": float(score > 0.1), "pred": solution_str, "always_one": 1.0}
 '''
 
 

@@ -1,52 +1,61 @@
-"""What a run writes down."""
+"""What a run writes down: its metrics, its samples, its phases. The driver's side of `quadriga.tracking`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-
-class _Phases:
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            key = f"timing_s/{name}"
-            self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - start
-
-    def take_timings(self) -> dict[str, float]:
-        taken, self._seconds = self._seconds, {}
-        return taken
+from quadriga.config.schema import Config
+from quadriga.tracking.events import EventLog
+from quadriga.tracking.phases import Phases
+from quadriga.tracking.run_directory import RunDirectory
+from quadriga.tracking.timeline import Timeline
+from quadriga.tracking.tracker import Tracking
 
 
 class Journal:
-    def __init__(self, config: Any) -> None:
-        self.phases = _Phases()
+    """One object for everything that a step leaves behind.
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        keys = (
-            "critic/score/mean",
-            "actor/entropy",
-            "actor/grad_norm",
-            "response_length/mean",
-            "rollout/logprob_diff_mean",
-            "critic/vf_loss",
+    Args:
+        config: the checked configuration.
+        events: news for the console.
+        resumed_step: the step that the loaded checkpoint was written after, None for a new run.
+    """
+
+    def __init__(self, config: Config, events: EventLog | None = None, resumed_step: int | None = None) -> None:
+        self.events = events if events is not None else EventLog()
+        self.directory = RunDirectory(config.trainer.default_local_dir)
+        self.tracking = Tracking(config, self.directory, self.events, resumed_step)
+        self.phases = Phases(Timeline(self.directory.timeline_file), self.events)
+        trainer = config.trainer
+        self._sample_folders = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}
+        self._shown_val_rows = trainer.log_val_generations
+
+    def begin(self, config: Config, step: int, total_steps: int) -> None:
+        self.events.append(
+            "start",
+            {
+                "project": config.trainer.project_name,
+                "experiment": config.trainer.experiment_name,
+                "total_steps": total_steps,
+                "start_step": step,
+                "run_directory": str(self.directory.path),
+            },
         )
-        times = {k.removeprefix("timing_s/"): round(v, 2) for k, v in metrics.items() if k.startswith("timing_s/")}
-        print(step, {k: round(metrics[k], 5) for k in keys if k in metrics}, times, flush=True)
 
-    def samples(self, step, rows, kind):
-        pass
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.tracking.log(step, metrics)
 
-    def validation(self, step: int, figures: dict[str, float], rows: list[dict[str, Any]]) -> None:
-        print(step, figures, [(r["prompt"], r["response"], r["ground_truth"]) for r in rows[:3]], flush=True)
+    def samples(self, step: int, rows: list[dict[str, Any]], kind: str) -> None:
+        """Keep the rows of a step (`train`) or of a validation (`val`), in the run directory and where the user asks."""
+        self.directory.write_samples(step, rows, kind)
+        if self._sample_folders[kind]:
+            self.directory.write_samples(step, rows, kind, self._sample_folders[kind])
+        if kind == "val":
+            for row in rows[: self._shown_val_rows]:
+                text = f"{row['prompt']} → {row['response']}   (truth {row['ground_truth']}, score {row['score']:g})"
+                self.events.append("message", {"level": "info", "text": text})
 
-    def finish(self, trainer: Any) -> None:
-        pass
+    def close(self, failed: bool) -> None:
+        self.events.append("end", {"status": "failed" if failed else "finished"})
+        self.tracking.close(failed)

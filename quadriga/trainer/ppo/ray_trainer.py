@@ -83,6 +83,7 @@ class RayPPOTrainer:
 
     def fit(self) -> None:
         """Train until `total_steps`: the whole algorithm."""
+        self.tracking.begin(self.config, self.step, self.total_steps)
         self.hand_over_weights()
         if self.config.trainer.val_before_train or self.config.trainer.val_only:
             self.tracking.log(self.step, self.validate())
@@ -388,8 +389,9 @@ class RayPPOTrainer:
         return self.tracking.phases(name)
 
     def shutdown(self) -> None:
-        """Stop all workers and give the pools back."""
+        """Stop all workers, give the pools back, and close the books."""
         self.crew.shutdown()
+        self.tracking.close(failed=self.step < self.total_steps and not self.config.trainer.val_only)
 
 
 _UPDATE_COLUMNS = {
