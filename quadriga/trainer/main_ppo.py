@@ -36,13 +36,13 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         task_runner_class: a class like `TaskRunner`, plain or made by `ray.remote`, that conducts the run instead of it.
     """
     checked = load_config(config)
+    from quadriga.trainer.watching import conclude, watch, watch_here
+
     if checked.trainer.executor == "local":
-        runner = (task_runner_class or TaskRunner)()
-        runner.run(config)
+        watch_here((task_runner_class or TaskRunner)(), config)
+        conclude(checked)
         return
     import ray
-
-    from quadriga.trainer.watching import watch
 
     runtime_env = _runtime_env(checked)
     if not ray.is_initialized():
@@ -52,6 +52,7 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
     runner = _start_runner(task_runner_class or TaskRunner, runtime_env)
     try:
         watch(runner, runner.run.remote(config))
+        conclude(checked)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, QuadrigaError):
             raise error.cause from None
@@ -129,6 +130,10 @@ class TaskRunner:
             wait_s=config.trainer.resource_wait_s,
         )
 
+    def say(self, text: str) -> None:
+        """Tell the user something, on the terminal that started the run."""
+        self.events.append("message", {"level": "info", "text": text})
+
     def news(self, cursor: int) -> Any:
         """Events of the run since `cursor`, and the cursor for the next call; answered while `run` is running."""
         return self.events.since(cursor)
@@ -140,11 +145,11 @@ class TaskRunner:
         from quadriga.rewards import load_reward_manager, open_pool
         from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
-        from quadriga.trainer.report import print_workers
+        from quadriga.trainer.report import describe_workers
 
         enter_callers_folder()
         config = load_config(config)
-        print(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
+        self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
         actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
         self.add_critic_worker(config)
         self.add_reward_model_worker(config)
@@ -168,7 +173,8 @@ class TaskRunner:
                 tracking=Journal(config, self.events),
             )
             try:
-                print_workers(trainer.init_workers(), trainer.crew.pools)
+                pools = trainer.crew.pools
+                self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
                 trainer.fit()
             finally:
                 trainer.shutdown()

@@ -1,34 +1,24 @@
-"""What a run prints about its workers when they are up."""
+"""What a run says about its workers when they are up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from quadriga.workers.base import WorkerReport
 
 
-def print_workers(reports: Sequence[WorkerReport], pools: Any) -> None:
-    """A table of the live workers, and the pools they sit in."""
-    pool_of = {str(role): pool for role, pool in pools.mapping.items()}
-    table = Table(title="workers", title_justify="left")
-    for column in ("pool", "role", "rank", "host", "pid", "device", "collectives", "threads"):
-        table.add_column(column)
-    for r in reports:
-        table.add_row(
-            pool_of[r.role],
-            r.role,
-            f"{r.rank} of {r.world_size}",
-            r.host,
-            str(r.pid),
-            r.device,
-            r.collectives,
-            str(r.threads),
-        )
-    console = Console(width=110)
-    for pool, sizes in pools.resource_pool_spec.items():
-        console.print(f"{pool}: {list(sizes)} slots per node")
-    console.print(table)
+def describe_workers(
+    reports: Sequence[WorkerReport], pool_of: Mapping[Any, str], sizes: Mapping[str, Sequence[int]]
+) -> str:
+    """The pools with their slots, the roles in each, and the processes that hold them."""
+    pools = {str(role): pool for role, pool in pool_of.items()}
+    lines = []
+    for pool, slots in sizes.items():
+        members = [r for r in reports if pools[r.role] == pool]
+        roles = ", ".join(dict.fromkeys(r.role for r in members))
+        places = {f"{r.host} pid {r.pid}": None for r in members}
+        shown = ", ".join(list(places)[:4]) + (f", … {len(places) - 4} more" if len(places) > 4 else "")
+        kind = f"{members[0].device}, {members[0].collectives}, {members[0].threads} threads" if members else "unused"
+        lines.append(f"{pool} {list(slots)}: {roles} in {len(places)} processes ({kind}): {shown}")
+    return "\n".join(lines)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from quadriga.config.schema import Config
 
 POLL_S = 0.3
 
@@ -31,3 +34,25 @@ def watch(runner: Any, running: Any) -> None:
             if done:
                 break
     ray.get(running)
+
+
+def watch_here(runner: Any, config: Any) -> None:
+    """The same for a runner in this process: its news are shown as they come."""
+    from quadriga.tracking.console import LiveView
+    from quadriga.tracking.events import EventLog
+
+    with LiveView(live=False) as view:  # lines, not a panel: a debugger shares this terminal
+        runner.events = EventLog(listener=lambda event: view.update([event]))
+        runner.run(config)
+
+
+def conclude(config: Config) -> None:
+    """The summary of a finished run: figures, curve, answers before and after, and where the model lies."""
+    from quadriga.tracking.run_directory import RunDirectory
+    from quadriga.tracking.summary import report
+
+    folder = Path(config.trainer.default_local_dir)
+    if not (folder / "metrics.jsonl").exists():
+        return  # it was written on another machine, or by a runner that keeps no journal
+    exported = folder / "model"
+    report(RunDirectory(folder), exported if exported.exists() else None)

@@ -74,7 +74,9 @@ class ActorRolloutRefWorker(RunWorker):
 
         from quadriga.models.load import load_policy
 
-        return load_policy(replace(self.policy_config.model, lora_rank=0), trainable=False).huggingface.to(self.device_name)
+        return load_policy(replace(self.policy_config.model, lora_rank=0), trainable=False).huggingface.to(
+            self.device_name
+        )
 
     # ---- rollout ----
 

@@ -55,7 +55,9 @@ class RunWorker(Worker):
         """Join the collectives and prove it: every rank must hear of every other."""
         import torch
         import torch.distributed as dist
+        from transformers.utils import logging as transformers_logging
 
+        transformers_logging.disable_progress_bar()
         self.init_process_group(self.config.actor_rollout_ref.nccl_timeout)
         ranks = torch.tensor([self.rank], device=None if self.device_name == "cpu" else self.device_name)
         dist.all_reduce(ranks)

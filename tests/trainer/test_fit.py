@@ -51,10 +51,18 @@ CRITIC = {"critic": {"optim": {"lr": 1e-2}}}
         pytest.param({"algorithm": {"adv_estimator": "grpo"}}, id="grpo"),
         pytest.param({"algorithm": {"adv_estimator": "rloo"}}, id="rloo"),
         pytest.param({"algorithm": {"adv_estimator": "reinforce_plus_plus"}}, id="reinforce_plus_plus"),
-        pytest.param({"algorithm": {"adv_estimator": "reinforce_plus_plus_baseline"}}, id="reinforce_plus_plus_baseline"),
+        pytest.param(
+            {"algorithm": {"adv_estimator": "reinforce_plus_plus_baseline"}}, id="reinforce_plus_plus_baseline"
+        ),
         pytest.param({"algorithm": {"adv_estimator": "remax"}}, id="remax"),
         pytest.param({"algorithm": {"adv_estimator": "opo"}}, id="opo"),
-        pytest.param({"algorithm": {"adv_estimator": "gpg"}, "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gpg"}}}}, id="gpg"),
+        pytest.param(
+            {
+                "algorithm": {"adv_estimator": "gpg"},
+                "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gpg"}}},
+            },
+            id="gpg",
+        ),
     ],
 )
 def test_every_estimator_learns(train, changes):
@@ -65,8 +73,16 @@ def test_every_estimator_learns(train, changes):
 
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "cispo", "geo_mean"])
 def test_every_policy_loss_learns_over_several_mini_batches_and_passes(train, loss_mode):
-    actor = {"ppo_mini_batch_size": 4, "ppo_epochs": 2, "shuffle": True, "policy_loss": {"loss_mode": loss_mode}, "optim": {"lr": 5e-3}}
-    metrics = train(algorithm={"adv_estimator": "grpo"}, actor_rollout_ref={"actor": actor}, trainer={"total_training_steps": 8})
+    actor = {
+        "ppo_mini_batch_size": 4,
+        "ppo_epochs": 2,
+        "shuffle": True,
+        "policy_loss": {"loss_mode": loss_mode},
+        "optim": {"lr": 5e-3},
+    }
+    metrics = train(
+        algorithm={"adv_estimator": "grpo"}, actor_rollout_ref={"actor": actor}, trainer={"total_training_steps": 8}
+    )
     assert sum(scores(metrics)[-2:]) / 2 > scores(metrics)[0] + 0.15
     assert all("timing_s/old_log_prob" in m for m in metrics)
     assert any(abs(m["actor/ppo_kl"]) > 1e-6 for m in metrics), "later mini-batches are off-policy"
@@ -111,11 +127,16 @@ def test_critic_warm_up_leaves_the_policy_alone(train):
 
 def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(train):
     metrics = train(
-        algorithm={"adv_estimator": "grpo", "filter_groups": {"enable": True, "metric": "acc", "max_num_gen_batches": 9}},
+        algorithm={
+            "adv_estimator": "grpo",
+            "filter_groups": {"enable": True, "metric": "acc", "max_num_gen_batches": 9},
+        },
         actor_rollout_ref={"actor": {"optim": {"lr": 1e-3}}, "rollout": {"n": 2}},
         trainer={"total_training_steps": 2},
     )
-    assert all(m["training/num_gen_batches"] > 1 for m in metrics), "pairs of answers are often both right or both wrong"
+    assert all(m["training/num_gen_batches"] > 1 for m in metrics), (
+        "pairs of answers are often both right or both wrong"
+    )
     with pytest.raises(DataError, match="groups differ in always_one"):
         train(
             algorithm={"adv_estimator": "grpo", "filter_groups": {"enable": True, "metric": "always_one"}},
@@ -168,18 +189,27 @@ def test_validation_samples_and_timeline_are_in_the_run_directory(train, tmp_pat
 
 
 def test_same_seed_same_run_other_seed_other_run(train):
-    first, again = (scores(train(algorithm={"adv_estimator": "grpo"}, trainer={"total_training_steps": 4})) for _ in range(2))
+    first, again = (
+        scores(train(algorithm={"adv_estimator": "grpo"}, trainer={"total_training_steps": 4})) for _ in range(2)
+    )
     assert first == again
     other = train(
-        algorithm={"adv_estimator": "grpo"}, actor_rollout_ref={"rollout": {"seed": 7}}, trainer={"total_training_steps": 4}
+        algorithm={"adv_estimator": "grpo"},
+        actor_rollout_ref={"rollout": {"seed": 7}},
+        trainer={"total_training_steps": 4},
     )
     assert scores(other) != first
 
 
 def test_a_reward_that_is_not_a_number_stops_the_run_and_names_it(train, tmp_path):
-    (tmp_path / "bad.py").write_text("def bad(data_source, solution_str, ground_truth, extra_info=None):\n    return float('nan')\n")
+    (tmp_path / "bad.py").write_text(
+        "def bad(data_source, solution_str, ground_truth, extra_info=None):\n    return float('nan')\n"
+    )
     with pytest.raises(RewardError, match="nan"):
-        train(custom_reward_function={"path": str(tmp_path / "bad.py"), "name": "bad"}, algorithm={"adv_estimator": "grpo"})
+        train(
+            custom_reward_function={"path": str(tmp_path / "bad.py"), "name": "bad"},
+            algorithm={"adv_estimator": "grpo"},
+        )
 
 
 def test_a_missing_model_is_named(train):

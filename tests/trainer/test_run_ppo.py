@@ -28,7 +28,13 @@ HERE = Path(__file__).parent
 def ray_8():
     ray.shutdown()
     env_vars = {"PYTHONPATH": str(HERE)}
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": env_vars})
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": env_vars},
+    )
     yield
     ray.shutdown()
 
@@ -55,7 +61,10 @@ class RecordingRunner(TaskRunner):
             reports = crew.start()
         finally:
             crew.shutdown()
-        lines = [{"role": r.role, "rank": r.rank, "world": r.world_size, "pid": r.pid, "backend": r.collectives} for r in reports]
+        lines = [
+            {"role": r.role, "rank": r.rank, "world": r.world_size, "pid": r.pid, "backend": r.collectives}
+            for r in reports
+        ]
         Path(config.trainer.rollout_data_dir).write_text(json.dumps({"workers": lines, "env": dict(os.environ)}))
 
 
@@ -193,7 +202,9 @@ def python(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProces
 
 
 def test_command_line_starts_ray_and_leaves_no_litter(tmp_path):
-    run = python("-m", "quadriga.trainer.main_ppo", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=2", cwd=tmp_path)
+    run = python(
+        "-m", "quadriga.trainer.main_ppo", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=2", cwd=tmp_path
+    )
     assert run.returncode == 0, run.stderr
     assert "critic" in run.stdout
     assert not list(tmp_path.iterdir())

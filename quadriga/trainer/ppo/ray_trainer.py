@@ -102,6 +102,7 @@ class RayPPOTrainer:
             if self.is_due(self.config.trainer.test_freq):
                 self.metrics |= self.validate()
             self.report(batch)
+        self.crew.actor.export_model(str(self.tracking.directory.path / "model"))
 
     # ---- 1, 2: prompts, responses, scores ----
 
