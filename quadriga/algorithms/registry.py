@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from quadriga.config.names import allow_name
 from quadriga.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,6 +31,9 @@ class Registry(Generic[F]):
     def __init__(self, kind: str, config_key: str) -> None:
         self.kind = kind
         self.config_key = config_key
+        self.config_keys = tuple(
+            key.strip() for key in config_key.replace(" or ", ",").replace(" and ", ",").split(",")
+        )
         self._functions: dict[str, F] = {}
 
     def register(self, *names: str) -> Callable[[F], F]:
@@ -44,6 +48,8 @@ class Registry(Generic[F]):
                         "choose another name",
                     )
                 self._functions[name] = fn
+                for key in self.config_keys:
+                    allow_name(key, name)
             return fn
 
         return decorate

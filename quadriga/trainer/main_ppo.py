@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -70,6 +71,7 @@ class TaskRunner:
         from quadriga.tracking.events import EventLog
 
         self.events = EventLog()
+        self.trainer: Any = None
         self.role_worker_mapping: dict[Role, Any] = {}
         self.mapping: dict[Role, str] = {}
 
@@ -130,6 +132,11 @@ class TaskRunner:
             wait_s=config.trainer.resource_wait_s,
         )
 
+    def stop(self) -> None:
+        """Let the run end after the step at hand, with a checkpoint."""
+        if self.trainer is not None:
+            self.trainer.stop_requested = True
+
     def say(self, text: str) -> None:
         """Tell the user something, on the terminal that started the run."""
         self.events.append("message", {"level": "info", "text": text})
@@ -140,6 +147,7 @@ class TaskRunner:
 
     def run(self, config: Any) -> None:
         """Check, place and start everything, train, and leave nothing behind."""
+        from quadriga.checkpoint.store import CheckpointStore
         from quadriga.data import create_rl_dataset
         from quadriga.models.load import load_tokenizer
         from quadriga.rewards import load_reward_manager, open_pool
@@ -158,6 +166,10 @@ class TaskRunner:
         tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
         train_dataset = create_rl_dataset(data.train_files, data, tokenizer, None, True, data.train_max_samples)
         val_dataset = create_rl_dataset(data.val_files, data, tokenizer, None, False, data.val_max_samples)
+        checkpoints = CheckpointStore(
+            Path(config.trainer.default_local_dir) / "checkpoints", config.trainer.max_actor_ckpt_to_keep
+        )
+        found = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
         with open_pool(config) as pool:
             uses_function = not config.reward_model.enable or config.custom_reward_function.path is not None
             trainer = RayPPOTrainer(
@@ -170,11 +182,16 @@ class TaskRunner:
                 val_reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool),
                 train_dataset=train_dataset,
                 val_dataset=val_dataset,
-                tracking=Journal(config, self.events),
+                tracking=Journal(config, self.events, found.step if found else None),
+                checkpoints=checkpoints,
             )
+            self.trainer = trainer
             try:
                 pools = trainer.crew.pools
                 self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
+                if found:
+                    trainer.resume(found)
+                    self.say(f"resumed after step {found.step} from {found.path}")
                 trainer.fit()
             finally:
                 trainer.shutdown()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from quadriga.config.schema import Config
 
 POLL_S = 0.3
+STOP_GRACE_S = 4.0
 
 
 def watch(runner: Any, running: Any) -> None:
@@ -23,16 +25,20 @@ def watch(runner: Any, running: Any) -> None:
         ray.get(running)
         return
     cursor = 0
+    done: list[Any] = []
     with LiveView() as view:
-        while True:
-            done, _ = ray.wait([running], timeout=POLL_S)
-            try:
-                events, cursor = ray.get(runner.news.remote(cursor), timeout=10)
-                view.update(events)
-            except ray.exceptions.RayError:
-                pass  # the runner is busy or gone: what it has to say comes with the result
-            if done:
-                break
+        try:
+            while not done:
+                done, _ = ray.wait([running], timeout=POLL_S)
+                with suppress(ray.exceptions.RayError):  # busy or gone: what it has to say comes with the result
+                    events, cursor = ray.get(runner.news.remote(cursor), timeout=10)
+                    view.update(events)
+        except KeyboardInterrupt:
+            # The step at hand may end within the grace, and then it is not lost.
+            view.console.print("stopping: a checkpoint is written if this step ends within a few seconds")
+            runner.stop.remote()
+            ray.wait([running], timeout=STOP_GRACE_S)
+            raise
     ray.get(running)
 
 
@@ -48,11 +54,12 @@ def watch_here(runner: Any, config: Any) -> None:
 
 def conclude(config: Config) -> None:
     """The summary of a finished run: figures, curve, answers before and after, and where the model lies."""
+    from quadriga.checkpoint.store import CheckpointStore
     from quadriga.tracking.run_directory import RunDirectory
     from quadriga.tracking.summary import report
 
     folder = Path(config.trainer.default_local_dir)
     if not (folder / "metrics.jsonl").exists():
         return  # it was written on another machine, or by a runner that keeps no journal
-    exported = folder / "model"
-    report(RunDirectory(folder), exported if exported.exists() else None)
+    newest = CheckpointStore(folder / "checkpoints").checkpoints()[:1]
+    report(RunDirectory(folder), newest[0].path / "huggingface" if newest else None)

@@ -9,13 +9,13 @@ from typing import Any
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.protocol import DataProto
-from quadriga.workers.base import RunWorker, named
+from quadriga.workers.base import LearningWorker, named
 from quadriga.workers.losses import actor_loss
 from quadriga.workers.rollout_rows import longest, requests_of, rows_of
 from quadriga.workers.updates import mean_of, micro_batch_limits, mini_batches
 
 
-class ActorRolloutRefWorker(RunWorker):
+class ActorRolloutRefWorker(LearningWorker):
     """The policy: it is trained (actor), it generates (rollout), and its frozen start is the reference (ref).
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
@@ -76,6 +77,26 @@ class RunWorker(Worker):
             collectives=dist.get_backend(),
             threads=torch.get_num_threads(),
         )
+
+
+class LearningWorker(RunWorker):
+    """A worker whose `engine` trains: its state is part of a checkpoint."""
+
+    engine: Any
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Write this rank's part of the engine's state."""
+        from quadriga.checkpoint.shards import save_engine
+
+        save_engine(self.engine, folder)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        """Take up the state that any number of ranks wrote."""
+        from quadriga.checkpoint.shards import load_engine
+
+        load_engine(self.engine, folder)
 
 
 def named(metrics: dict[str, float], role: str) -> dict[str, float]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.protocol import DataProto
-from quadriga.workers.base import RunWorker, named
+from quadriga.workers.base import LearningWorker, named
 from quadriga.workers.losses import critic_loss
 from quadriga.workers.updates import mean_of, micro_batch_limits, mini_batches
 
 
-class CriticWorker(RunWorker):
+class CriticWorker(LearningWorker):
     """The value model: the policy's architecture with a scalar head."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

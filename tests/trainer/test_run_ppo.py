@@ -133,7 +133,7 @@ def test_too_few_slots_end_in_seconds(ray_8):
 
 def test_bad_configuration_stops_before_any_process_starts(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
-    with pytest.raises(ConfigError, match="trainer.n_gpu_per_node") as error:
+    with pytest.raises(ConfigError, match=r"trainer\.n_gpu_per_node") as error:
         run_ppo({"trainer": {"n_gpu_per_node": 1}})
     assert "trainer.n_gpus_per_node" in error.value.fix
 

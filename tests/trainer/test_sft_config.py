@@ -60,7 +60,6 @@ def test_keys_of_other_trainers_that_ask_for_what_is_done_anyway_are_dropped():
         "use_remove_padding=true",
         "model.strategy=fsdp2",
         "trainer.n_gpus_per_node=8",
-        "trainer.logger=[console]",
     ]
     assert screen_sft_overrides([*arguments, "optim.lr=1e-4"]) == ["optim.lr=1e-4"]
 

@@ -69,6 +69,19 @@ class Crew:
     def reward_model(self) -> Any:
         return self.groups.get(Role.RewardModel)
 
+    def save(self, draft: Any) -> None:
+        """Every learning role's state, and the policy as a Hugging Face folder, into a checkpoint's draft."""
+        for role in self._learning():
+            self.groups[role].save_checkpoint(str(draft.folder(str(role))))
+        self.actor.export_model(str(draft.folder("huggingface")))
+
+    def load(self, checkpoint: Any) -> None:
+        for role in self._learning():
+            self.groups[role].load_checkpoint(str(checkpoint.folder(str(role))))
+
+    def _learning(self) -> list[Role]:
+        return [role for role in (Role.ActorRollout, Role.Critic) if role in self.groups]
+
     def shutdown(self) -> None:
         for host in self._hosts:
             host.shutdown()

@@ -37,6 +37,7 @@ class RayPPOTrainer:
         val_reward_fn: reward manager for validation.
         train_dataset, val_dataset: prompts.
         tracking: where metrics, samples and phase times go.
+        checkpoints: where the run's state goes.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class RayPPOTrainer:
         train_dataset: Any,
         val_dataset: Any,
         tracking: Any,
+        checkpoints: Any,
     ) -> None:
-        self.config, self.tokenizer, self.tracking = config, tokenizer, tracking
+        self.config, self.tokenizer, self.tracking, self.checkpoints = config, tokenizer, tracking, checkpoints
+        self.stop_requested = False
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
         self.val_dataset = val_dataset
         self.loader = create_rl_loader(config.data, train_dataset, tokenizer)
@@ -62,7 +65,6 @@ class RayPPOTrainer:
         self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
         self.step = 0
         self.metrics: dict[str, float] = {}
-        self.weights_version = -1  # version k is what the policy is after k steps
         rollout = config.actor_rollout_ref.rollout
         self.sampling = {
             "temperature": rollout.temperature,
@@ -85,9 +87,9 @@ class RayPPOTrainer:
         """Train until `total_steps`: the whole algorithm."""
         self.tracking.begin(self.config, self.step, self.total_steps)
         self.hand_over_weights()
-        if self.config.trainer.val_before_train or self.config.trainer.val_only:
+        if self.step == 0 and (self.config.trainer.val_before_train or self.config.trainer.val_only):
             self.tracking.log(self.step, self.validate())
-        while self.step < self.total_steps and not self.config.trainer.val_only:
+        while self.step < self.total_steps and not self.config.trainer.val_only and not self.stop_requested:
             self.step += 1
             self.metrics = {}
             with self.phase("step"):
@@ -102,7 +104,8 @@ class RayPPOTrainer:
             if self.is_due(self.config.trainer.test_freq):
                 self.metrics |= self.validate()
             self.report(batch)
-        self.crew.actor.export_model(str(self.tracking.directory.path / "model"))
+            if self.is_due(self.config.trainer.save_freq) or self.stop_requested:
+                self.save()
 
     # ---- 1, 2: prompts, responses, scores ----
 
@@ -288,7 +291,7 @@ class RayPPOTrainer:
 
     def hand_over_weights(self) -> None:
         """The rollout engines take the trained weights and echo what they hold; a stale one stops the run."""
-        self.weights_version += 1
+        self.weights_version = self.step  # version k is what the policy is after k steps
         with self.phase("update_weights"):
             echoes = self.crew.actor.update_weights(self.weights_version)
         if {e.version for e in echoes} != {self.weights_version} or len({e.checksum for e in echoes}) != 1:
@@ -357,6 +360,27 @@ class RayPPOTrainer:
             }
             for i in range(len(batch))
         ]
+
+    # ---- 10: what is kept ----
+
+    def save(self) -> None:
+        with self.phase("save_checkpoint"), self.checkpoints.writing(self.step) as draft:
+            self.crew.save(draft)
+            draft.write_state(self.state_dict())
+
+    def resume(self, checkpoint: Any) -> None:
+        """Go on after the step that `checkpoint` was written after."""
+        self.crew.load(checkpoint)
+        self.load_state_dict(checkpoint.read_state())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The driver's own state; the workers keep theirs. Random numbers are functions of the step and need no state."""
+        return {"step": self.step, "loader": self.loader.state_dict(), "kl_controller": self.kl_controller.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.loader.load_state_dict(state["loader"])
+        self.kl_controller.load_state_dict(state["kl_controller"])
 
     # ---- small things ----
 

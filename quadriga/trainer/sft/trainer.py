@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from quadriga.config.schema_models import OptimConfig
@@ -26,6 +24,7 @@ from quadriga.engine.sharding import rank, sum_over_ranks, world_size
 from quadriga.errors import ConfigError
 from quadriga.models.policy import PolicyModel
 from quadriga.protocol import DataProto
+from quadriga.tracking import RunDirectory, Tracking
 from quadriga.trainer.sft.export import export_policy
 from quadriga.trainer.sft.start_model import load_start_model
 
@@ -104,18 +103,25 @@ class FSDPSFTTrainer:
 
     def fit(self) -> dict[str, float]:
         """Train, validate, and write the model to `<run directory>/huggingface`. Returns the last step's metrics."""
-        self._start_run_dir()
         metrics: dict[str, float] = {}
-        while self.step < self.total_steps:
-            metrics = self.training_step()
-            if self.val_dataset is not None and self._validation_is_due():
-                metrics["val/loss"] = self.validation_loss()
-            self._log(metrics)
+        with self._tracking() as tracking:
+            while self.step < self.total_steps:
+                metrics = self.training_step()
+                if self.val_dataset is not None and self._is_due(self.config.trainer.test_freq):
+                    metrics["val/loss"] = self.validation_loss()
+                if tracking is not None:
+                    tracking.log(self.step, metrics)
+                    self._print(metrics)
+            self.export()
+        return metrics
+
+    def export(self) -> None:
+        """Write the model as a Hugging Face folder."""
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.model.save_dtype]
         assert isinstance(self.engine.model, PolicyModel)
         export_policy(self.engine.model, self.tokenizer, self.model_dir, dtype)
-        self._say(f"model written to {self.model_dir}")
-        return metrics
+        if rank() == 0:
+            print(f"model written to {self.model_dir}", flush=True)
 
     @property
     def model_dir(self) -> Path:
@@ -156,30 +162,20 @@ class FSDPSFTTrainer:
         total = sum_over_ranks(total.to(self.engine.device))
         return float(total[0] / total[1])
 
-    def _validation_is_due(self) -> bool:
-        frequency = self.config.trainer.test_freq
+    def _is_due(self, frequency: int) -> bool:
         return self.step == self.total_steps or (frequency > 0 and self.step % frequency == 0)
 
-    # ---- what a run leaves behind ------------------------------------------------------------------------------------
-
-    def _start_run_dir(self) -> None:
-        if rank() == 0:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(OmegaConf.create(asdict(self.config)), self.run_dir / "config.yaml")
-            (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
-
-    def _log(self, metrics: dict[str, float]) -> None:
+    def _tracking(self) -> AbstractContextManager[Tracking | None]:
+        """Metrics of the run; on rank 0 only."""
         if rank() != 0:
-            return
-        with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": self.step, **metrics}) + "\n")
-        if self.step % self.config.trainer.log_freq == 0 or self.step == self.total_steps or "val/loss" in metrics:
-            shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if name != "train/skipped")
-            self._say(f"step {self.step}/{self.total_steps}: {shown}")
+            return nullcontext()
+        return Tracking(self.config, RunDirectory(self.run_dir))  # type: ignore[arg-type]
 
-    def _say(self, text: str) -> None:
-        if rank() == 0:
-            print(text, flush=True)
+    def _print(self, metrics: dict[str, float]) -> None:
+        trainer = self.config.trainer
+        if "console" in trainer.logger and (self._is_due(trainer.log_freq) or "val/loss" in metrics):
+            shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if name != "train/skipped")
+            print(f"step {self.step}/{self.total_steps}: {shown}", flush=True)
 
 
 def with_response_mask(batch: DataProto) -> DataProto:
