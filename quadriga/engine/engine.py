@@ -237,10 +237,10 @@ class TrainingEngine:
             for name, column in data.batch.items()
             if name not in _PACKED_COLUMNS
         }
-        loss, metrics = loss_fn({name: packed.unpack(values) for name, values in outputs.items()}, micro, counts)
-        if not isinstance(loss, Tensor) or loss.ndim != 0:
+        result = loss_fn({name: packed.unpack(values) for name, values in outputs.items()}, micro, counts)
+        if not (isinstance(result, tuple) and len(result) == 2 and getattr(result[0], "ndim", None) == 0):
             raise DataError("the loss function did not return a scalar tensor and metrics", "return (loss, metrics)")
-        return loss, metrics
+        return result
 
     def _require_optimizer(self) -> tuple[torch.optim.Optimizer, Schedule]:
         if self.optimizer is None or self.schedule is None:

@@ -1,0 +1,69 @@
+"""Run by test_engine_ranks: `python rank_job.py FOLDER`. Real processes, gloo, one engine over all of them.
+
+One, two, then four ranks do the same job. The parent has imported everything when it forks them, so that they start at
+once; rank 0 writes the results to FOLDER/(number of ranks).
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from engine_cases import critic_loss, gradients, mini_batch, ppo_loss, sgd_like, tiny_critic, tiny_policy
+
+from quadriga.config.schema_models import FSDPConfig
+from quadriga.engine import TrainingEngine
+from quadriga.engine.weights import host_state_dict
+
+
+def sorted_by_length(data):
+    """Rank 0 gets the longest rows, so that ranks need different numbers of micro-batches."""
+    data.reorder(data.batch["attention_mask"].sum(-1).argsort(descending=True, stable=True))
+    return data
+
+
+def run_rank(rank: int, world: int, port: int, path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    data = sorted_by_length(mini_batch())
+    even = data.chunk(world)[rank]
+    most = len(data) - world + 1
+    uneven = data[:most] if rank == 0 else data[most + rank - 1 : most + rank]  # fewer rows than micro-batches
+    results = {}
+    for name, loss_fn, build, reshard in (
+        ("policy", ppo_loss("token-mean"), tiny_policy, True),
+        ("policy, uneven rows", ppo_loss("seq-mean-token-mean"), tiny_policy, True),
+        ("policy, weights kept", ppo_loss("token-mean"), tiny_policy, False),
+        ("critic", critic_loss, tiny_critic, True),
+    ):
+        share = uneven if "uneven" in name else even
+        fsdp = FSDPConfig(reshard_after_forward=reshard)
+        engine = TrainingEngine(build(), optim=sgd_like(1e-4), fsdp=fsdp, grad_clip=None)
+        before = engine.values(share, 17) if "critic" in name else engine.log_probs(share, 1.0, 17)[0]
+        metrics = engine.train_mini_batch(share, loss_fn, 17, with_entropy="critic" not in name)
+        gathered = [before] * world
+        dist.all_gather_object(gathered, before)
+        results[name] = {
+            "metrics": metrics,
+            "gradients": gradients(engine),
+            "tokens": torch.cat(gathered),
+            "weights": host_state_dict(engine.model),
+        }
+    clipped = TrainingEngine(tiny_policy(), optim=sgd_like(1e-4), grad_clip=0.01)
+    results["clipped"] = clipped.train_mini_batch(even, ppo_loss(), 17, with_entropy=True)
+    results["clipped gradients"] = gradients(clipped)
+    if rank == 0:
+        torch.save(results, path)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for world_size in (1, 2, 4):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            free_port = probe.getsockname()[1]
+        arguments = (world_size, free_port, f"{sys.argv[1]}/{world_size}")
+        mp.start_processes(run_rank, args=arguments, nprocs=world_size, start_method="fork")

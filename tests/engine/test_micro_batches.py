@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quadriga.engine.micro_batch import balance_over_ranks, plan_micro_batches
+from quadriga.errors import DataError
+
+_LENGTHS = st.lists(st.integers(0, 50), min_size=0, max_size=40)
+
+
+@settings(deadline=None, max_examples=150)
+@given(_LENGTHS, st.integers(1, 120), st.none() | st.integers(1, 5), st.integers(1, 8))
+def test_every_row_is_in_exactly_one_micro_batch_and_none_exceeds_its_limits(lengths, max_tokens, max_rows, at_least):
+    parts = plan_micro_batches(lengths, max_tokens, max_rows, at_least)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or sum(lengths[row] for row in part) <= max(max_tokens, max(lengths, default=0))
+        assert max_rows is None or len(part) <= max_rows
+    assert len(parts) >= at_least
+    assert plan_micro_batches(lengths, max_tokens, max_rows, len(parts)) == parts
+
+
+@settings(deadline=None, max_examples=150)
+@given(_LENGTHS, st.integers(50, 200), st.integers(1, 8))
+def test_a_rank_that_could_do_with_fewer_makes_exactly_as_many_as_agreed(lengths, max_tokens, more):
+    own = len(plan_micro_batches(lengths, max_tokens))
+    assert len(plan_micro_batches(lengths, max_tokens, at_least=own + more)) == own + more
+
+
+def test_equal_rows_fill_the_budget():
+    parts = plan_micro_batches([160] * 256, 2048)
+    assert len(parts) == -(-256 // 12)
+
+
+def test_rows_of_similar_length_share_a_micro_batch():
+    parts = plan_micro_batches([1, 10, 1, 10, 1, 10], 12)
+    assert sorted(map(sorted, parts)) == [[0, 2, 4], [1], [3], [5]]
+
+
+def test_a_budget_that_holds_nothing_is_refused():
+    with pytest.raises(DataError, match="can hold nothing"):
+        plan_micro_batches([3], 0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.data())
+def test_balancing_never_moves_a_row_to_another_mini_batch(ranks, batches, rows_per_rank, data):
+    size = ranks * rows_per_rank
+    lengths = data.draw(st.lists(st.integers(1, 99), min_size=size * batches, max_size=size * batches))
+    order = balance_over_ranks(lengths, ranks, size)
+    share = len(lengths) // ranks
+    for batch in range(batches):
+        dealt = [
+            row
+            for rank in range(ranks)
+            for row in order[rank * share + batch * rows_per_rank : rank * share + (batch + 1) * rows_per_rank]
+        ]
+        assert sorted(dealt) == list(range(batch * size, (batch + 1) * size))
+
+
+def test_balancing_evens_out_the_tokens_of_ranks():
+    lengths = [100, 90, 80, 70, 10, 20, 30, 40]
+    order = balance_over_ranks(lengths, 2)
+    tokens = [sum(lengths[row] for row in order[:4]), sum(lengths[row] for row in order[4:])]
+    assert max(tokens) - min(tokens) <= 20
+
+
+def test_rows_that_cannot_be_dealt_out_evenly_are_refused():
+    with pytest.raises(DataError, match="cannot be dealt out evenly to 4 ranks"):
+        balance_over_ranks([1] * 6, 4)
