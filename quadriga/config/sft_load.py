@@ -66,7 +66,6 @@ FOREIGN: tuple[ForeignKey, ...] = (
     fixed("ulysses_sequence_parallel_size", 1, "a sequence is not split over GPUs"),
     no_matter("trainer.n_gpus_per_node"),
     no_matter("trainer.nnodes"),
-    no_matter("trainer.logger"),
     refused("trainer.default_hdfs_dir", "runs are written to local folders", "set trainer.default_local_dir"),
     ForeignKey("trainer.save_freq", lambda given: given in (-1, 0), _EXPORT, "remove it"),
     no_matter("trainer.max_ckpt_to_keep"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quadriga.config.fields import key, section
+from quadriga.config.names import METRIC_SINKS
 from quadriga.config.schema_models import FSDPConfig
 
 
@@ -77,6 +78,7 @@ class SFTTrainerConfig:
         "outputs/${trainer.project_name}/${trainer.experiment_name}",
         "run directory: config.yaml, metrics.jsonl and, at the end, the model in huggingface/",
     )
+    logger: list[str] = key(["console"], "metric sinks besides metrics.jsonl", choices=METRIC_SINKS)
     device: str | None = key(
         None, "accelerator; null: the first of these that the machine has", choices=("cuda", "npu", "cpu")
     )
