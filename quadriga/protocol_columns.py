@@ -79,7 +79,9 @@ def check_columns(batch: TensorDict | None, non_tensor_batch: dict[str, np.ndarr
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a dense tensor of any dtype as a 1-D uint8 tensor: a view, or a copy if it is not contiguous."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # A tensor of one element or none counts as contiguous whatever its stride, but only stride 1 can be viewed as bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def column_bytes(column: Any) -> int:

@@ -29,8 +29,8 @@ def _has_operators(dtype: torch.dtype) -> bool:
 
 
 COMPUTABLE_DTYPES = [dtype for dtype in TORCH_DTYPES if _has_operators(dtype)]
-# Inside an object column a pickle is torch's own, which fails for the larger unsigned integers.
-NESTED_DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+# Inside an object column a pickle is torch's own, which fails for float8 and the larger unsigned integers.
+NESTED_DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 NUMPY_DTYPES = [np.dtype(code) for code in [*"?bBhHiIqQefdFDg", "S3", "U5", "M8[ns]", "M8[D]", "m8[us]", ">i4", ">f8"]]
 
 

@@ -84,6 +84,7 @@ def test_views_transposes_conjugates_and_parameters_are_written_by_value() -> No
         "transposed": torch.arange(6).view(2, 3).T,
         "conjugate": torch.tensor([1 + 2j, 3j, 4]).conj(),
         "imaginary": torch.tensor([1 + 2j, 3j, 4]).conj().imag,
+        "spread": torch.arange(9)[::3],
         "expanded": torch.tensor([[1.0]]).expand(3, 4),
         "parameter": torch.nn.Parameter(torch.ones(3)),
         "table": TensorDict({"inner": torch.arange(3)}, batch_size=[3]),
@@ -91,6 +92,7 @@ def test_views_transposes_conjugates_and_parameters_are_written_by_value() -> No
     data = DataProto.from_dict(tensors, {"strided": np.arange(6)[::2], "fortran": np.asfortranarray(np.eye(3))})
     loaded = DataProto.from_bytes(data.to_bytes())
     assert loaded == data
+    assert DataProto.from_bytes(data[::3].to_bytes()) == data[::3]  # one row with a stride of its own
     assert not loaded.batch["parameter"].requires_grad
     assert loaded.batch["table"]["inner"].tolist() == [0, 1, 2]
 
