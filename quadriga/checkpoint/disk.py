@@ -1,0 +1,96 @@
+"""What the file system is asked for: durable files and folders, exclusive folders, room."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quadriga.checkpoint.manifest import in_threads
+from quadriga.errors import CheckpointError
+
+_ROOM_FOR_SMALL_FILES = 1 << 20
+_DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
+)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's list of names, will survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; their servers keep the order of renames themselves.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EBADF, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """`sync` of every file in `folder`, then of every folder from the inside out, then of `folder` itself."""
+    inside = list(folder.rglob("*"))
+    in_threads(sync, [path for path in inside if path.is_file()])
+    for path in sorted((path for path in inside if path.is_dir()), key=lambda p: -len(p.parts)):
+        sync(path)
+    sync(folder)
+
+
+def require_room(folder: Path, need: int) -> None:
+    """CheckpointError where the file system of `folder` has fewer than `need` bytes left."""
+    need += _ROOM_FOR_SMALL_FILES
+    have = shutil.disk_usage(folder).free
+    if have < need:
+        raise CheckpointError(
+            f"{folder} has {readable_size(have)} left, a checkpoint needs {readable_size(need)}",
+            "free some space, lower trainer.max_actor_ckpt_to_keep, or set trainer.default_local_dir to a larger disk",
+        )
+
+
+@contextmanager
+def readable_disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """A full, read-only, foreign or failing disk becomes a CheckpointError that says what was being done."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise CheckpointError(
+            f"Cannot {what} {folder}: {error.strerror or error}",
+            "free some space there, check its owner and permissions, or set trainer.default_local_dir to another disk",
+        ) from error
+
+
+def lock_folder(folder: Path) -> int:
+    """Mark `folder` as this process's own until the returned descriptor is closed, or the process dies."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            os.close(descriptor)
+            raise
+        # No locks on this file system: the run's own lock keeps other writers away.
+    return descriptor
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether no living process has locked `folder`."""
+    try:
+        os.close(lock_folder(folder))
+    except OSError:
+        return False
+    return True
+
+
+def readable_size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
