@@ -4,11 +4,10 @@ Runner: `Tracking`, `Phases`, `EventLog`. Driver: `quadriga.tracking.console.Liv
 """
 
 from quadriga.tracking.events import Event, EventLog
-from quadriga.tracking.metric_names import METRICS
 from quadriga.tracking.phases import Phases
 from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.sinks import check_sinks
 from quadriga.tracking.timeline import Timeline
 from quadriga.tracking.tracker import Tracking
 
-__all__ = ["METRICS", "Event", "EventLog", "Phases", "RunDirectory", "Timeline", "Tracking", "check_sinks"]
+__all__ = ["Event", "EventLog", "Phases", "RunDirectory", "Timeline", "Tracking", "check_sinks"]

@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from quadriga.tracking import metric_names
-from quadriga.tracking.before_after import shortened
 from quadriga.tracking.durations import clock, in_words
 from quadriga.tracking.events import Event
 from quadriga.tracking.metric_names import METRICS, format_value
@@ -177,9 +176,6 @@ class LiveView:
             style = "yellow" if event.get("level") == "warning" else ""
             prefix = "warning: " if event.get("level") == "warning" else ""
             self._line(f"{prefix}{event['text']}", style)
-        elif kind == "answers":
-            for row in event["rows"]:
-                self._answer(row)
         elif kind == "lost":
             self._line(f"{event['count']:,} events were not shown; metrics.jsonl has every step", "dim")
         elif kind == "start" and self._live is None:
@@ -224,15 +220,6 @@ class LiveView:
         hint = f" (usually {in_words(usual)})" if usual is not None else ""
         what = f"{_phase_label(name)} has been running" if name else "no news"
         self._line(f"step {self.state.step + 1}: {what} for {in_words(waited)}{hint}", "dim")
-
-    def _answer(self, row: dict[str, Any]) -> None:
-        score = row.get("score")
-        prompt, response = (shortened(str(row.get(key, "")).strip()) for key in ("prompt", "response"))
-        number = "" if score is None else f"{score:g}  "
-        line = Text.assemble(
-            (f"  {number}", "green" if score and score > 0 else "red"), (prompt, "dim"), "  ", response
-        )
-        self.console.print(line, soft_wrap=True, highlight=False)
 
     def _line(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style), soft_wrap=True, highlight=False)

@@ -5,7 +5,6 @@ An event is a small dict that survives any transport: `{"kind": …, "time": …
     start     project, experiment, total_steps, start_step, run_directory    once, before the first step
     phase     step, open: names of the phases that are running, outermost first
     step      step, metrics: {name: number or None}                          as in metrics.jsonl
-    answers   step, rows: [{"prompt": …, "response": …, "score": …}]         as trainer.log_val_generations asks for
     message   level: "info" or "warning", text
     end       status: "finished", "stopped" or "failed"
     lost      count: so many events were dropped before they were asked for

@@ -44,6 +44,7 @@ def _statistics(name: str, of: str, unit: str, form: str, *, label: str = "") ->
 
 def _optimiser(role: str) -> dict[str, Metric]:
     return {
+        f"{role}/loss": Metric("the loss that is minimised, with all its terms", "loss", ".4f"),
         f"{role}/grad_norm": Metric("norm of the gradient over all workers, before clipping", "norm", ".3g"),
         f"{role}/lr": Metric("learning rate", "per step", ".2e"),
         f"{role}/skipped": Metric("updates left out because their gradient was not finite", "share", ".1%"),
@@ -155,7 +156,7 @@ TIMING: dict[str, Metric] = {
     "timing_s/update_weights": Metric("new weights to the rollout engine", "s", ".2f", "weights"),
     "timing_s/testing": Metric("validation", "s", ".2f", "validation"),
     "timing_s/save_checkpoint": Metric("writing a checkpoint", "s", ".2f", "checkpoint"),
-    "timing_s/step": Metric("the whole step, all of the above included", "s", ".2f"),
+    "timing_s/step": Metric("the step: all of the above but validation and checkpoints", "s", ".2f"),
 }
 
 PROGRESS: dict[str, Metric] = {
@@ -164,9 +165,22 @@ PROGRESS: dict[str, Metric] = {
     ),
     "perf/total_num_tokens": Metric("prompt and response tokens of the step", "tokens", ",.0f"),
     "perf/time_per_step": Metric("time of the step", "s", ".2f"),
-    "perf/max_memory_gb": Metric("largest resident memory of a process of the run so far", "GB (10⁹ bytes)", ".2f"),
+    "perf/max_memory_gb": Metric("largest resident memory of the process that steers the run, so far", "GiB", ".2f"),
     "training/global_step": Metric("number of the step; 0 is the validation before training", "steps", ",.0f"),
+    "training/num_gen_batches": Metric(
+        "batches generated for the step, with algorithm.filter_groups", "batches", ".0f"
+    ),
     "training/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
+}
+
+SFT: dict[str, Metric] = {
+    "train/loss": Metric("mean negative log-prob of the tokens learnt from", "nats per token", ".4f"),
+    "val/loss": Metric("the same on held-out rows", "nats per token", ".4f"),
+    "train/grad_norm": Metric("norm of the gradient over all workers, before clipping", "norm", ".3g"),
+    "train/lr": Metric("learning rate", "per step", ".2e"),
+    "train/skipped": Metric("updates left out because their gradient was not finite", "share", ".1%"),
+    "train/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
+    "train/time_s": Metric("time of the step", "s", ".2f"),
 }
 
 SECTIONS: dict[str, dict[str, Metric]] = {
@@ -178,6 +192,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     "Validation": VALIDATION,
     "Time": TIMING,
     "Progress and speed": PROGRESS,
+    "Supervised fine-tuning": SFT,
 }
 
 METRICS: dict[str, Metric] = {name: metric for section in SECTIONS.values() for name, metric in section.items()}

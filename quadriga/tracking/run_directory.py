@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,10 @@ class RunDirectory:
         self._lock.release()
 
     def write_config(self, config: Any) -> None:
-        """Write the resolved configuration, a typed `Config` or plain nested dicts, as YAML; whole or not at all."""
+        """Write the resolved configuration, typed or as plain nested dicts, as YAML; whole or not at all."""
         from omegaconf import OmegaConf
 
-        from quadriga.config import Config, as_plain_dict
-
-        plain = as_plain_dict(config) if isinstance(config, Config) else config
+        plain = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config
         write_atomically(self.config_file, OmegaConf.to_yaml(OmegaConf.create(plain)).encode())
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None], when: float | None = None) -> None:

@@ -25,6 +25,8 @@ from quadriga.tracking.run_state import REWARD, STEP_SECONDS, THROUGHPUT, valida
 from quadriga.tracking.svg_plot import render_svg
 from quadriga.tracking.terminal_chart import draw_chart
 
+_COUNTED_SECONDS = (STEP_SECONDS, "timing_s/testing", "timing_s/save_checkpoint")
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -33,7 +35,7 @@ class RunSummary:
     Attributes:
         accuracies: held-out accuracy by data source, at the first and the last validation.
         reward: mean of the first and of the last steps (a tenth of them, ten at most), None without steps.
-        seconds: time in steps and in the validation before them; pauses between a stop and a resume do not count.
+        seconds: spent in steps, validations and checkpoints.
         tokens_per_second: over the whole run; None if no tokens were counted.
     """
 
@@ -143,8 +145,8 @@ def _accuracy_label(source: str, summary: RunSummary) -> str:
 
 
 def _seconds(lines: list[dict[str, Any]]) -> float:
-    """Of every line its step, or the validation where there was no step."""
-    return sum(line.get(STEP_SECONDS) or line.get("timing_s/testing") or 0.0 for line in lines)
+    """Steps, validations and checkpoints; the pauses between a stop and a resume are in none of them."""
+    return sum(line.get(name) or 0.0 for line in lines for name in _COUNTED_SECONDS)
 
 
 def _tokens_per_second(steps: list[dict[str, Any]]) -> float | None:

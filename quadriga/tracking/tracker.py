@@ -7,9 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from quadriga.config import Config, as_plain_dict
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.metric_values import plain_metrics
 from quadriga.tracking.run_directory import RunDirectory
@@ -27,7 +27,7 @@ class Tracking:
     must not end a training run whose metrics are safe on disk.
 
     Args:
-        config: the checked configuration.
+        config: the checked configuration of an RL or SFT run, a dataclass.
         run_directory: where the run's files go. It is taken over (`begin`), and the configuration is written to it.
         events: news for the console; made here if not given.
         resumed_step: the step that the loaded checkpoint was written after, None for a new run.
@@ -35,7 +35,7 @@ class Tracking:
 
     def __init__(
         self,
-        config: Config,
+        config: Any,
         run_directory: RunDirectory,
         events: EventLog | None = None,
         resumed_step: int | None = None,
@@ -43,7 +43,7 @@ class Tracking:
         self.run_directory = run_directory
         self.events = events if events is not None else EventLog()
         self._warned: set[str] = set()
-        plain = as_plain_dict(config)
+        plain = asdict(config)
         trainer = config.trainer
         check_sinks(trainer.logger)
         run_directory.begin(resumed_step)
