@@ -53,8 +53,8 @@ class LiveView:
         self.state = RunState()
         self._now = now
         self._lock = threading.RLock()
-        self._heard = now()
-        self._phase_began = now()
+        self._began = self._heard = self._phase_began = self._stepped = now()
+        self._ended: float | None = None
         self._reminded = 0.0
         self._usual: dict[str, float] = {}
         if live is None:
@@ -77,15 +77,19 @@ class LiveView:
     def update(self, events: Iterable[Event]) -> None:
         """Show what is new. Call it without events now and then, so that a run that waits is seen to wait."""
         with self._lock:
+            lines: list[Text] = []
             heard = False
             for event in events:
                 heard = True
                 self.state.apply(event)
-                self._show(event)
+                lines += self._lines_of(event)
             if heard:
                 self._heard, self._reminded = self._now(), 0.0
             elif self._live is None:
-                self._remind()
+                lines += self._reminder()
+        # Printing takes the console's lock, which the redrawing thread holds when it calls `render`: never inside ours.
+        for line in lines:
+            self.console.print(line, soft_wrap=True, highlight=False)
 
     def render(self) -> Panel:
         """The panel as it is now."""
@@ -131,13 +135,9 @@ class LiveView:
             step = f"step {state.step:,}/{state.total_steps:,}"
         else:
             middle, step = "", f"step {state.step:,}"
-        waited = self._now() - self._heard
-        elapsed = 0.0 if state.started_at is None else state.newest - state.started_at
-        if not state.status:
-            elapsed += waited
-        times = f"{clock(elapsed)} elapsed"
+        times = f"{clock((self._ended or self._now()) - self._began)} elapsed"
         if state.seconds_left is not None and not state.status:
-            times += f" · {clock(state.seconds_left - waited)} left"
+            times += f" · {clock(state.seconds_left - (self._now() - self._stepped))} left"
         bar.add_row(Text(step, "bold"), middle, Text(times))
         return bar
 
@@ -164,22 +164,26 @@ class LiveView:
 
     # ---- lines
 
-    def _show(self, event: Event) -> None:
+    def _lines_of(self, event: Event) -> list[Text]:
+        """What to print for an event; the panel shows most of them itself."""
         kind = event["kind"]
         if kind == "step":
+            self._stepped = self._now()
             self._usual = self.state.phase_seconds() or self._usual
-            if self._live is None:
-                self._line(self._step_line(event))
-        elif kind == "phase":
+            return [] if self._live else [Text(self._step_line(event))]
+        if kind == "phase":
             self._phase_began = self._now()
+        elif kind == "end":
+            self._ended = self._now()
+        elif kind == "message" and event.get("level") == "warning":
+            return [Text(f"warning: {event['text']}", "yellow")]
         elif kind == "message":
-            style = "yellow" if event.get("level") == "warning" else ""
-            prefix = "warning: " if event.get("level") == "warning" else ""
-            self._line(f"{prefix}{event['text']}", style)
+            return [Text(event["text"])]
         elif kind == "lost":
-            self._line(f"{event['count']:,} events were not shown; metrics.jsonl has every step", "dim")
+            return [Text(f"{event['count']:,} events were not shown; metrics.jsonl has every step", "dim")]
         elif kind == "start" and self._live is None:
-            self._line(f"{event.get('project', '')}/{event.get('experiment', '')}: {self._plan()}")
+            return [Text(f"{event.get('project', '')}/{event.get('experiment', '')}: {self._plan()}")]
+        return []
 
     def _plan(self) -> str:
         state = self.state
@@ -199,7 +203,7 @@ class LiveView:
         if state.step > 0:
             parts.append(_labelled(metrics, [REWARD, ACCURACY, *_DETAILS]))
             spent = _large_parts(state.phase_seconds())
-            phases = ", ".join(f"{_phase_label(name)} {seconds:.2f}" for name, seconds in spent.items())
+            phases = ", ".join(f"{_phase_label(name)} {s:.2f}" for name, s in spent.items() if s >= 0.005)
             total = metrics.get("timing_s/step")
             if total is not None:
                 parts.append(f"{total:.2f} s" + (f" ({phases})" if phases else ""))
@@ -208,21 +212,18 @@ class LiveView:
                 parts.append(f"{clock(state.seconds_left)} left")
         return " · ".join(part for part in parts if part)
 
-    def _remind(self) -> None:
+    def _reminder(self) -> list[Text]:
         """After half a minute without news, then at doubling distances: what the run has been doing all the time."""
         waited = self._now() - self._heard
         due = _FIRST_REMINDER_S if not self._reminded else self._reminded + min(self._reminded, _LONGEST_REMINDER_S)
         if waited < due or self.state.status:
-            return
+            return []
         self._reminded = waited
         name = _innermost(self.state.open_phases)
         usual = self._usual.get(name)
         hint = f" (usually {in_words(usual)})" if usual is not None else ""
         what = f"{_phase_label(name)} has been running" if name else "no news"
-        self._line(f"step {self.state.step + 1}: {what} for {in_words(waited)}{hint}", "dim")
-
-    def _line(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style), soft_wrap=True, highlight=False)
+        return [Text(f"step {self.state.step + 1}: {what} for {in_words(waited)}{hint}", "dim")]
 
 
 def _labelled(metrics: dict[str, float | None], names: Iterable[str]) -> str:

@@ -37,13 +37,14 @@ class Phases:
         self._driver = threading.get_ident()
         self._clock_offset = time.time() - time.perf_counter()
 
-    def __call__(self, name: str, lane: str = "") -> _Phase:
+    def __call__(self, name: str, lane: str = "", whole: bool = False) -> _Phase:
         """A context manager that times its body as `timing_s/<name>`.
 
         Args:
             lane: row of the timeline; by default "driver" in the thread that made this object, the thread's name in others.
+            whole: phases inside it are in the timeline only; for validation, whose generation is not the step's.
         """
-        return _Phase(self, name, lane or self._lane_of_this_thread())
+        return _Phase(self, name, lane or self._lane_of_this_thread(), whole)
 
     def start_step(self, step: int) -> None:
         """From now on, phases belong to this step."""
@@ -78,8 +79,8 @@ class Phases:
         seconds = time.perf_counter() - phase.began
         with self._lock:
             self._open.remove(phase)
-            inside_itself = any(other.name == phase.name and other.thread == phase.thread for other in self._open)
-            if not inside_itself:  # else the outer one of that name has this time already
+            around = [other for other in self._open if other.thread == phase.thread]
+            if not any(other.whole or other.name == phase.name for other in around):  # else that one has this time
                 self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
         if self._timeline is not None:
             details = {"failed": True} if failed else {}
@@ -103,12 +104,13 @@ class Phases:
 class _Phase:
     """One use of `with phases(name)`."""
 
-    __slots__ = ("_phases", "began", "lane", "name", "step", "thread")
+    __slots__ = ("_phases", "began", "lane", "name", "step", "thread", "whole")
 
-    def __init__(self, phases: Phases, name: str, lane: str) -> None:
+    def __init__(self, phases: Phases, name: str, lane: str, whole: bool) -> None:
         self._phases = phases
         self.name = name
         self.lane = lane
+        self.whole = whole
         self.step = phases.step
         self.thread = threading.get_ident()
         self.began = 0.0

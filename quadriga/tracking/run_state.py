@@ -45,16 +45,11 @@ class RunState:
     accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
     validations: dict[str, Validation] = field(default_factory=dict)
     open_phases: list[str] = field(default_factory=list)
-    started_at: float | None = None
-    newest: float = 0.0
     status: str = ""
     _steps_ended: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS + 1))
 
     def apply(self, event: Event) -> None:
         """Take one event in."""
-        self.newest = max(self.newest, event["time"])
-        if self.started_at is None:
-            self.started_at = event["time"]
         kind = event["kind"]
         if kind == "start":
             for name in ("project", "experiment", "run_directory", "start_step", "total_steps"):

@@ -13,7 +13,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _EMPTY = 0x2800
 
 
-def draw_chart(panel: Panel, width: int = 72, height: int = 10) -> Text:
+def draw_chart(panel: Panel, width: int = 72, height: int = 11) -> Text:
     """The panel in `width` columns, and `height` lines besides the axis and the title; the most important curve on top."""
     cells = [[_EMPTY] * width for _ in range(height)]
     colors: list[list[int | None]] = [[None] * width for _ in range(height)]
@@ -43,10 +43,10 @@ def _title(panel: Panel, margin: int) -> Text:
 
 
 def _dots(points: Points, panel: Panel, columns: int, rows: int) -> set[tuple[int, int]]:
-    """The dots of the polyline, counted from the top left."""
+    """The dots of the polyline, counted from the top left. The ends of the y axis are the middles of the outer lines."""
     (x_low, x_high), (y_low, y_high) = panel.x_range, panel.y_range
     places = [
-        ((x - x_low) / (x_high - x_low) * (columns - 1), (y_high - y) / (y_high - y_low) * (rows - 1))
+        ((x - x_low) / (x_high - x_low) * (columns - 1), 1.5 + (y_high - y) / (y_high - y_low) * (rows - 4))
         for x, y in points
     ]
     dots = {(round(x), round(y)) for x, y in places}
@@ -60,6 +60,6 @@ def _y_labels(panel: Panel, height: int) -> dict[int, str]:
     low, high = panel.y_range
     labels = {}
     for value in ticks(low, high, about=max(height // 2, 2)):
-        row = round((high - value) / (high - low) * (height * 4 - 1)) // 4
+        row = round((high - value) / (high - low) * (height - 1))
         labels[row] = f"{value:.0%}" if panel.is_share else f"{value:g}"
     return labels

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -103,6 +104,7 @@ def test_a_run_that_hangs_says_in_which_phase_ever_more_rarely() -> None:
 def test_the_panel_shows_progress_quality_speed_and_phases() -> None:
     clock = Clock()
     view = LiveView(Console(file=io.StringIO()), live=True, now=clock)
+    clock.seconds += 32
     view.update([start_event(), *(step_event(step) for step in range(21))])
     view.update([{"kind": "phase", "time": 1032.0, "step": 21, "open": ["step", "update_actor"]}])
     clock.seconds += 2
@@ -141,10 +143,14 @@ def test_a_phase_that_takes_far_longer_than_usual_is_marked() -> None:
 
 
 def test_the_panel_can_be_drawn_before_anything_has_happened_and_after_the_end() -> None:
-    view = LiveView(Console(file=io.StringIO()), live=True, now=Clock())
+    clock = Clock()
+    view = LiveView(Console(file=io.StringIO()), live=True, now=clock)
     assert "starting" in panel_text(view)
+    clock.seconds += 10
     view.update([start_event(), step_event(1), {"kind": "end", "time": 1010.0, "status": "finished"}])
+    clock.seconds += 100
     text = panel_text(view)
+    assert "0:10 elapsed" in text
     assert "finished" in text
     assert "left" not in text
 
@@ -159,6 +165,28 @@ def test_a_terminal_gets_the_panel_with_messages_above_it() -> None:
     assert "\x1b[" in text
     assert "checkpoint written" in text
     assert text.rindex("step 1/") > text.rindex("checkpoint written")
+
+
+def test_drawing_and_printing_at_the_same_time_do_not_wait_for_each_other() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, legacy_windows=False)
+    with LiveView(console) as view:
+        assert view._live is not None
+
+        def redraw() -> None:
+            for _ in range(100):
+                view._live.refresh()  # type: ignore[union-attr]
+
+        def report() -> None:
+            for step in range(1, 101):
+                message = {"kind": "message", "time": 1.0, "level": "info", "text": "hello"}
+                view.update([step_event(step % STEPS + 1), message])
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (redraw, report)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
 
 
 def test_events_through_the_log_reach_the_view() -> None:

@@ -42,6 +42,18 @@ def test_a_phase_inside_itself_counts_once() -> None:
     assert phases.take_timings()["timing_s/gen"] <= time.perf_counter() - began
 
 
+def test_what_happens_inside_a_whole_phase_is_not_counted_apart(tmp_path: Path) -> None:
+    phases = Phases(Timeline(tmp_path / "timeline.json"))
+    with phases("gen"):
+        pass
+    with phases("testing", whole=True), phases("gen"):
+        time.sleep(0.05)
+    timings = phases.take_timings()
+    assert timings["timing_s/testing"] >= 0.05 > timings["timing_s/gen"]
+    names = [event["name"] for event in json.loads((tmp_path / "timeline.json").read_text()) if event["ph"] == "X"]
+    assert sorted(names) == ["gen", "gen", "testing"]
+
+
 def test_a_phase_that_fails_is_timed_and_the_error_goes_on(tmp_path: Path) -> None:
     phases = Phases(Timeline(tmp_path / "timeline.json"))
     with pytest.raises(KeyError, match="lost"), phases("reward"):

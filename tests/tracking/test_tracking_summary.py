@@ -177,14 +177,23 @@ def test_ticks_of_steps_are_whole_numbers() -> None:
     assert ticks(0, 3, about=6, smallest=1) == [0, 1, 2, 3]
 
 
+def chart_lines(points: list[tuple[float, float]], height: int) -> list[str]:
+    panel = Panel("Accuracy", [Curve("held-out", points, 0, is_sparse=True)], (0, 10), is_share=True)
+    return draw_chart(panel, width=40, height=height).plain.splitlines()
+
+
 def test_chart_for_the_terminal_has_the_size_asked_for_and_rises() -> None:
-    panel = Panel("Accuracy", [Curve("held-out", [(0, 0.0), (10, 1.0)], 0, is_sparse=True)], (0, 10), is_share=True)
-    lines = draw_chart(panel, width=40, height=8).plain.splitlines()
+    lines = chart_lines([(0, 0.0), (10, 1.0)], height=8)
     assert len(lines) == 8 + 3
     body = [line.split("┤")[-1].split("│")[-1] for line in lines[1:9]]
-    assert body[0].strip(), "ends at the top"
-    assert body[0].index(body[0].strip()) > 30
-    assert body[-1][0] != " ", "begins at the bottom"
+    assert body[0].index(body[0].strip()) > 30, "ends at the top right"
+    assert body[-1][0] != " ", "begins at the bottom left"
+
+
+def test_a_value_is_drawn_on_the_line_of_its_label() -> None:
+    lines = chart_lines([(0, 0.6), (10, 0.6)], height=11)
+    (drawn,) = [line for line in lines[1:12] if line.split("┤")[-1].split("│")[-1].strip()]
+    assert drawn.startswith(" 60% ┤")
 
 
 def test_questions_are_chosen_without_looking_at_the_answers_after_training() -> None:
