@@ -18,7 +18,7 @@ from torch import Tensor
 from quadriga.algorithms.aggregate import Aggregation, count_tokens_and_sequences
 from quadriga.config.schema_models import FSDPConfig, OptimConfig
 from quadriga.engine.gradients import gradient_norm, scale_gradients
-from quadriga.engine.micro_batch import plan_micro_batches
+from quadriga.engine.micro_batch import RowSizes, plan_micro_batches
 from quadriga.engine.nonfinite import NonFiniteGuard
 from quadriga.engine.offload import Offload
 from quadriga.engine.optimizer import Schedule, make_optimizer
@@ -34,7 +34,7 @@ from quadriga.engine.sharding import (
 from quadriga.engine.state import engine_state, load_engine_state
 from quadriga.engine.weights import full_weights
 from quadriga.errors import DataError, WorkerError
-from quadriga.models.packing import PackedRows, pack_rows
+from quadriga.models.packing import PackedRows, group_by_prompt, pack_rows
 from quadriga.models.policy import PolicyModel
 from quadriga.models.scalar_model import ScalarModel
 from quadriga.models.token_model import TokenModel
@@ -50,6 +50,9 @@ loss, metrics: this micro-batch's share; shares add up over micro-batches and ra
 
 _PACKED_COLUMNS = frozenset({"input_ids", "attention_mask", "position_ids", "prompts", "responses"})
 """Columns that go into the model, not into the loss."""
+
+MIN_SHARED_TOKENS = 0.05
+"""Prompts are shared when that saves at least this part of the tokens; attention over shared prompts costs a little."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,12 @@ class TrainingEngine:
     def _infer(
         self, data: DataProto, max_tokens: int, max_rows: int | None, model_arguments: dict[str, Any]
     ) -> dict[str, Tensor]:
-        lengths = _row_lengths(data)
+        sizes = self._row_sizes(data)
 
         def run(parts: list[list[int]]) -> dict[str, Tensor]:
             results: dict[str, Tensor] = {}
             for rows in parts:
-                packed = self._pack(data, rows)
+                packed = self._pack(data, rows, sizes)
                 for name, values in self.model(packed, **model_arguments).items():
                     if not rows:
                         continue
@@ -149,7 +152,7 @@ class TrainingEngine:
                     else:
                         unpacked = packed.unpack(values)
                     if name not in results:
-                        results[name] = torch.zeros(len(lengths), *unpacked.shape[1:])
+                        results[name] = torch.zeros(len(data), *unpacked.shape[1:])
                     results[name][rows] = unpacked.float().cpu()
             free_gathered_weights(self.model)
             return results
@@ -158,7 +161,7 @@ class TrainingEngine:
         self.model.eval()
         try:
             with torch.no_grad(), self.offload.weights_on_device():
-                return self._with_budget(run, lengths, max_tokens, max_rows)
+                return self._with_budget(run, sizes, max_tokens, max_rows)
         finally:
             self.model.train(was_training)
 
@@ -185,7 +188,7 @@ class TrainingEngine:
         arguments: dict[str, Any] = (
             {} if isinstance(self.model, ScalarModel) else {"temperature": temperature, "with_entropy": with_entropy}
         )
-        parts_used = 0
+        parts_used, sizes = 0, self._row_sizes(data)
 
         def run(parts: list[list[int]]) -> dict[str, Tensor]:
             nonlocal parts_used
@@ -194,7 +197,7 @@ class TrainingEngine:
             totals: dict[str, Tensor] = {}
             for number, rows in enumerate(parts):
                 synchronise_gradients(self.model, self.fsdp.reshard_after_forward or number == len(parts) - 1)
-                loss, metrics = self._micro_batch_loss(data, rows, loss_fn, counts, arguments)
+                loss, metrics = self._micro_batch_loss(data, rows, sizes, loss_fn, counts, arguments)
                 loss.backward()
                 for name, value in {"loss": loss.detach(), **metrics}.items():
                     value = torch.as_tensor(value, device=self.device).detach().float()
@@ -203,7 +206,7 @@ class TrainingEngine:
 
         self.model.train()
         with self.offload.weights_on_device():
-            totals = self._with_budget(run, _row_lengths(data), max_tokens, max_rows)
+            totals = self._with_budget(run, sizes, max_tokens, max_rows)
             metrics = self._sum_metrics(totals)
             with self.offload.optimizer_on_device():
                 metrics |= self._apply_gradients(data)
@@ -226,9 +229,15 @@ class TrainingEngine:
         return BatchCounts(int(total[0]), int(total[1]), width)
 
     def _micro_batch_loss(
-        self, data: DataProto, rows: list[int], loss_fn: LossFunction, counts: BatchCounts, arguments: dict[str, Any]
+        self,
+        data: DataProto,
+        rows: list[int],
+        sizes: RowSizes,
+        loss_fn: LossFunction,
+        counts: BatchCounts,
+        arguments: dict[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        packed = self._pack(data, rows)
+        packed = self._pack(data, rows, sizes)
         outputs = self.model(packed, **arguments)
         if not rows:  # other ranks have a micro-batch more: take part in the collectives, add nothing
             return sum(values.sum() for values in outputs.values()) * 0.0, {}
@@ -295,18 +304,31 @@ class TrainingEngine:
 
     # ---- micro-batches -----------------------------------------------------------------------------------------------
 
-    def _pack(self, data: DataProto, rows: list[int]) -> PackedRows:
+    def _row_sizes(self, data: DataProto) -> RowSizes:
+        """Lengths, and which rows share a prompt where that saves enough tokens to be worth it."""
+        if data.batch is None or "attention_mask" not in data.batch.keys():  # noqa: SIM118  (a TensorDict is no dict)
+            raise DataError("the batch has no attention_mask", "give input_ids, attention_mask and response_mask")
+        ids, mask, response_mask = (data.batch[name] for name in ("input_ids", "attention_mask", "response_mask"))
+        lengths = mask.sum(-1).tolist()
+        if self.device.type != "cpu":
+            return RowSizes(lengths)
+        same_prompt, prompts = group_by_prompt(ids, mask, ids.shape[1] - response_mask.shape[1])
+        sharing = RowSizes(lengths, same_prompt, prompts)
+        saves = sharing.total(sharing.order()) <= (1 - MIN_SHARED_TOKENS) * sum(lengths)
+        return sharing if saves else RowSizes(lengths)
+
+    def _pack(self, data: DataProto, rows: list[int], sizes: RowSizes) -> PackedRows:
         if not rows:
             one = torch.ones(1, 2, dtype=torch.long)
             return pack_rows(torch.zeros_like(one), one, one[:, 1:]).to(self.device)
-        batch = data.batch
-        columns = (batch[name][rows] for name in ("input_ids", "attention_mask", "response_mask"))
-        return pack_rows(*columns).to(self.device)
+        ids, mask, response_mask = (data.batch[name][rows] for name in ("input_ids", "attention_mask", "response_mask"))
+        same_prompt = None if sizes.same_prompt is None else [sizes.same_prompt[row] for row in rows]
+        return pack_rows(ids, mask, response_mask, same_prompt).to(self.device)
 
     def _with_budget(
         self,
         run: Callable[[list[list[int]]], dict[str, Tensor]],
-        lengths: list[int],
+        sizes: RowSizes,
         max_tokens: int,
         max_rows: int | None,
     ) -> dict[str, Tensor]:
@@ -316,8 +338,8 @@ class TrainingEngine:
         """
         while True:
             budget = self.budget.of(max_tokens)
-            own = plan_micro_batches(lengths, budget, max_rows)
-            parts = plan_micro_batches(lengths, budget, max_rows, at_least=max_over_ranks(len(own), self.device))
+            own = plan_micro_batches(sizes, budget, max_rows)
+            parts = plan_micro_batches(sizes, budget, max_rows, at_least=max_over_ranks(len(own), self.device))
             try:
                 return run(parts)
             except (RuntimeError, MemoryError) as error:
@@ -331,10 +353,4 @@ class TrainingEngine:
                     ) from error
             # Outside the handler: the error's traceback holds the tensors of the failed pass.
             give_back_memory()
-            self.budget.halve(max(sum(lengths[r] for r in part) for part in parts), max(lengths), reason)
-
-
-def _row_lengths(data: DataProto) -> list[int]:
-    if data.batch is None or "attention_mask" not in data.batch.keys():  # noqa: SIM118  (a TensorDict is no dict)
-        raise DataError("the batch has no attention_mask", "give input_ids, attention_mask and response_mask")
-    return data.batch["attention_mask"].sum(-1).tolist()
+            self.budget.halve(max(map(sizes.total, parts)), max(sizes.lengths), reason)

@@ -7,12 +7,51 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quadriga.errors import DataError
 
 
+@dataclass(frozen=True)
+class RowSizes:
+    """What is known about rows before they are packed.
+
+    Attributes:
+        lengths: tokens of each row.
+        same_prompt: rows with the same number share their prompt, which then counts once in a micro-batch. None: no
+            sharing.
+        prompt_lengths: tokens of each row's prompt; needed for sharing only.
+    """
+
+    lengths: Sequence[int]
+    same_prompt: Sequence[int] | None = None
+    prompt_lengths: Sequence[int] = ()
+
+    def order(self) -> list[int]:
+        """Longest first, rows of a prompt side by side."""
+        if self.same_prompt is None:
+            return sorted(range(len(self.lengths)), key=lambda row: (-self.lengths[row], row))
+        longest: dict[int, int] = {}
+        for group, length in zip(self.same_prompt, self.lengths, strict=True):
+            longest[group] = max(length, longest.get(group, 0))
+        group_of = self.same_prompt
+        return sorted(
+            range(len(self.lengths)), key=lambda row: (-longest[group_of[row]], group_of[row], -self.lengths[row], row)
+        )
+
+    def tokens(self, row: int, after: int | None) -> int:
+        """Tokens that `row` adds to a micro-batch in which it comes after the row `after`."""
+        if self.same_prompt is None or after is None or self.same_prompt[row] != self.same_prompt[after]:
+            return self.lengths[row]
+        return self.lengths[row] - self.prompt_lengths[row]
+
+    def total(self, rows: Sequence[int]) -> int:
+        """Tokens of a micro-batch of these rows, in this order."""
+        return sum(self.tokens(row, rows[i - 1] if i else None) for i, row in enumerate(rows))
+
+
 def plan_micro_batches(
-    lengths: Sequence[int], max_tokens: int, max_rows: int | None = None, at_least: int = 1
+    sizes: RowSizes, max_tokens: int, max_rows: int | None = None, at_least: int = 1
 ) -> list[list[int]]:
     """Row numbers of each micro-batch: at most `max_tokens` tokens and `max_rows` rows, a long row alone if need be.
 
@@ -25,41 +64,35 @@ def plan_micro_batches(
         raise DataError(
             f"a micro-batch of at most {max_tokens} tokens and {max_rows} rows can hold nothing", "raise the budget"
         )
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    total, longest = sum(lengths), max(lengths, default=0)
+    order = sizes.order()
+    total, longest = sizes.total(order), max(sizes.lengths, default=0)
     budget = max(max_tokens, longest)
-    count = max(at_least, -(-total // budget))
-    # An even share per part, raised until the cut needs no more than `count` parts or the budget is reached.
-    while True:
-        share = min(budget, max(longest, -(-total // count)))
-        while True:
-            parts = _cut(order, lengths, share, max_rows)
-            if len(parts) <= count or share >= budget:
-                break
-            share = min(budget, share + max(1, share // 64))
-        if len(parts) <= count:
-            break
-        count = len(parts)
+    count = max(at_least, -(-total // budget), len(_cut(order, sizes, budget, max_rows)))
+    # An even share per part, raised until the cut needs no more parts than that.
+    share = min(budget, max(longest, -(-total // count)))
+    while len(parts := _cut(order, sizes, share, max_rows)) > count:
+        share = min(budget, share + max(1, share // 64))
     while len(parts) < count:
-        parts = _split_largest(parts, lengths)
+        parts = _split_largest(parts)
     return parts
 
 
-def _cut(order: list[int], lengths: Sequence[int], max_tokens: int, max_rows: int | None) -> list[list[int]]:
+def _cut(order: list[int], sizes: RowSizes, max_tokens: int, max_rows: int | None) -> list[list[int]]:
     parts: list[list[int]] = []
-    room, seats = 0, 0
+    room, seats, after = 0, 0, None
     for row in order:
-        if not parts or lengths[row] > room or seats == 0:
+        if not parts or seats == 0 or sizes.tokens(row, after) > room:
             parts.append([])
-            room, seats = max_tokens, max_rows or len(order)
+            room, seats, after = max_tokens, max_rows or len(order), None
+        room, seats = room - sizes.tokens(row, after), seats - 1
         parts[-1].append(row)
-        room, seats = room - lengths[row], seats - 1
+        after = row
     return parts
 
 
-def _split_largest(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+def _split_largest(parts: list[list[int]]) -> list[list[int]]:
     """One part more: the one with the most rows cut in two, or an empty one where none can be cut."""
-    at = max(range(len(parts)), key=lambda i: (len(parts[i]), sum(lengths[r] for r in parts[i])), default=None)
+    at = max(range(len(parts)), key=lambda i: len(parts[i]), default=None)
     if at is None or len(parts[at]) < 2:
         return [*parts, []]
     middle = len(parts[at]) // 2

@@ -7,12 +7,15 @@ transformers hands through to here. transformers makes no mask for a name it doe
 - CUDA, 16-bit: varlen flash attention, one kernel for the whole stream.
 - Otherwise: scaled_dot_product_attention, one call for each run of neighbours of equal length. Micro-batches are sorted
   by length, so the runs are long where it matters.
-- Attention-logit softcapping (Gemma 2): plain matrix products for one sequence at a time.
+- Attention-logit softcapping (Gemma 2): plain matrix products for one segment at a time.
+
+A response that shares its prompt with others (`packing.py`) sees that prompt's keys and values before its own.
 """
 
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quadriga.errors import WorkerError
-from quadriga.models.packing import SequenceLayout
+from quadriga.models.layout import Run, SequenceLayout
 
 PACKED_ATTENTION = "quadriga_packed"
 """Name of this attention in transformers."""
@@ -50,7 +53,7 @@ def packed_attention(
     layout: SequenceLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sequence of `layout`.
+    """Causal attention inside each segment of `layout`, and to its prefix.
 
     Args:
         query: `[1, heads, T, D]`; key and value `[1, kv_heads, T, D]`, kv_heads dividing heads.
@@ -70,7 +73,7 @@ def packed_attention(
             "choose a model without it",
         )
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
-    if sliding_window is not None and layout.max_length <= sliding_window:
+    if sliding_window is not None and layout.max_context <= sliding_window:
         sliding_window = None
     if softcap is not None:
         out = _softcapped(q, k, v, layout, scaling, sliding_window, softcap, dropout)
@@ -90,27 +93,37 @@ def _by_runs(
     window: int | None,
     dropout: float,
 ) -> Tensor:
-    """One call of SDPA for each run of sequences of equal length."""
-    sizes = [count * length for count, length in layout.runs]
+    """One call of SDPA for each run of segments of equal shape."""
+    sizes = [run.count * run.length for run in layout.runs]
     outputs = []
-    for (count, length), *parts in zip(layout.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
-        qs, ks, vs = (part.unflatten(0, (count, length)).transpose(1, 2) for part in parts)
-        windowed = window is not None and length > window
-        outputs.append(
-            F.scaled_dot_product_attention(
-                qs,
-                ks,
-                vs,
-                attn_mask=_causal_mask(length, window, q.device) if windowed else None,
-                dropout_p=dropout,
-                is_causal=not windowed,
-                scale=scaling,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )
-            .transpose(1, 2)
-            .flatten(0, 1)
+    for run, *parts in zip(layout.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
+        qs, ks, vs = (part.unflatten(0, (run.count, run.length)) for part in parts)
+        if run.prefix_length:
+            ks, vs = _after_prefix(k, ks, run), _after_prefix(v, vs, run)
+        masked = run.prefix_length > 0 or (window is not None and run.length > window)
+        attended = F.scaled_dot_product_attention(
+            qs.transpose(1, 2),
+            ks.transpose(1, 2),
+            vs.transpose(1, 2),
+            attn_mask=_visible(run.length, run.prefix_length, window, q.device, q.dtype) if masked else None,
+            dropout_p=dropout,
+            is_causal=not masked,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _after_prefix(stream: Tensor, own: Tensor, run: Run) -> Tensor:
+    """`own[count, length, ...]` with the prefix of each before it: `[count, prefix_length + length, ...]`."""
+    start, blocks = run.blocks
+    prefixes = stream[start : start + blocks * run.prefix_length].unflatten(0, (blocks, run.prefix_length))
+    if blocks == 1:
+        chosen = prefixes.expand(run.count, *prefixes.shape[1:])
+    else:
+        chosen = prefixes.index_select(0, torch.tensor(run.block_of, device=stream.device))
+    return torch.cat([chosen, own], dim=1)
 
 
 def _softcapped(
@@ -125,20 +138,29 @@ def _softcapped(
 ) -> Tensor:
     group = q.shape[1] // k.shape[1]
     scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+    keys, values = k.split(layout.lengths), v.split(layout.lengths)
     outputs = []
-    for qs, ks, vs in zip(*(x.split(layout.lengths) for x in (q, k, v)), strict=True):
+    for i, qs in enumerate(q.split(layout.lengths)):
+        before = layout.prefixes[i]
+        ks, vs = (torch.cat([x[before], x[i]]) if before >= 0 else x[i] for x in (keys, values))
         ks, vs = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (ks, vs))
         scores = softcap * torch.tanh(qs.transpose(0, 1) @ ks.transpose(1, 2) * (scaling / softcap))
-        visible = _causal_mask(qs.shape[0], window, q.device)
-        weights = scores.float().masked_fill(~visible, float("-inf")).softmax(-1).to(q.dtype)
+        scores = scores.float() + _visible(qs.shape[0], ks.shape[1] - qs.shape[0], window, q.device, torch.float32)
+        weights = scores.softmax(-1).to(q.dtype)
         outputs.append((F.dropout(weights, dropout) @ vs).transpose(0, 1))
     return torch.cat(outputs)
 
 
-def _causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """`[length, length]`, True where the row's token sees the column's."""
-    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return mask if window is None else mask.triu(1 - window)
+@lru_cache(maxsize=256)
+def _visible(length: int, prefix: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`[length, prefix + length]` to add to scores: 0 where the row's token sees the column's, else −inf.
+
+    Cached: all layers of a model ask for the same ones.
+    """
+    mask = torch.ones(length, prefix + length, dtype=torch.bool, device=device).tril(prefix)
+    if window is not None:
+        mask = mask.triu(prefix + 1 - window)
+    return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, float("-inf"))
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
@@ -164,8 +186,17 @@ def _varlen(
         options["window_size"] = (-1 if window is None else window - 1, 0)
     else:
         options["is_causal"] = True
-    longest, bounds = layout.max_length, layout.cu_seqlens
+    if layout.shares:
+        k, v = (x.index_select(0, layout.context_tokens) for x in (k, v))
     out = varlen_attn(
-        q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest, scale=scaling, **options
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        layout.cu_seqlens,
+        layout.cu_contexts if layout.shares else layout.cu_seqlens,
+        layout.max_length,
+        layout.max_context,
+        scale=scaling,
+        **options,
     )
     return out[0] if isinstance(out, tuple) else out

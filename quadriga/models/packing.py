@@ -4,54 +4,26 @@ A row is `[left padding | prompt | response | right padding]`: its valid tokens 
 tokens of all rows end to end, position ids start at 0 in every sequence, and attention keeps the sequences apart
 (`attention.py`). What a model computes for the response (log-probs, values) is read one position earlier: the hidden
 state of a token predicts the next one.
+
+Rows that answer the same prompt can share it: the prompt is in the stream once, each response is a segment of its own
+that sees the prompt and itself. The results are those of whole sequences, and the prompt is computed once, not n times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from quadriga.errors import DataError
-
-
-@dataclass(frozen=True)
-class SequenceLayout:
-    """Where the sequences of a stream of tokens begin and end.
-
-    Attributes:
-        lengths: tokens of each sequence, all ≥ 1, on the host.
-        cu_seqlens: `[len(lengths) + 1]` int32 on the device, 0 first: sequence i is `[cu_seqlens[i], cu_seqlens[i+1])`.
-    """
-
-    lengths: tuple[int, ...]
-    cu_seqlens: Tensor
-
-    @classmethod
-    def of(cls, lengths: list[int] | tuple[int, ...], device: torch.device | str = "cpu") -> SequenceLayout:
-        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(tuple(lengths), bounds.to(device, non_blocking=True))
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.lengths)
-
-    @property
-    def max_length(self) -> int:
-        return max(self.lengths)
-
-    @cached_property
-    def runs(self) -> tuple[tuple[int, int], ...]:
-        """`(how many, of which length)` for each run of neighbours of equal length: what one batched call can do."""
-        return tuple((len(list(same)), length) for length, same in groupby(self.lengths))
+from quadriga.models.layout import SequenceLayout
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows without padding. T tokens, of which N are response tokens that a value is wanted for.
+    """Rows without padding. T tokens, and N response tokens that a value is wanted for.
 
     Attributes:
         input_ids: `[1, T]`.
@@ -60,8 +32,8 @@ class PackedRows:
         predictors: `[N]` index in the stream of the token before each response token.
         targets: `[N]` the response tokens' ids.
         slots: `[N]` their places in the flattened `[B * R]`.
-        last_tokens: `[sequences]` index in the stream of each sequence's last token.
-        nonempty_rows: `[sequences]` the row of each sequence (rows without any token have none).
+        last_tokens: `[rows with tokens]` index in the stream of each row's last token.
+        nonempty_rows: `[rows with tokens]` which rows these are.
         shape: `(B, R)`.
     """
 
@@ -83,7 +55,7 @@ class PackedRows:
             self,
             input_ids=move(self.input_ids),
             position_ids=move(self.position_ids),
-            layout=SequenceLayout(self.layout.lengths, move(self.layout.cu_seqlens)),
+            layout=self.layout.to(device),
             predictors=move(self.predictors),
             targets=move(self.targets),
             slots=move(self.slots),
@@ -97,15 +69,23 @@ class PackedRows:
         return per_token.new_zeros(rows * width).index_copy(0, self.slots, per_token).view(rows, width)
 
 
-def pack_rows(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> PackedRows:
+def pack_rows(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    response_mask: Tensor,
+    same_prompt: Sequence[int] | None = None,
+) -> PackedRows:
     """Pack `input_ids[B, P+R]`; values are wanted for the tokens with `response_mask[B, R]` 1. All on the host.
+
+    Args:
+        same_prompt: a number for each row; rows with the same number have the same prompt and share it. None: no
+            sharing.
 
     Raises:
         DataError: a mask with a hole, a response token that is padding or has no token before it, no token at all.
     """
     rows, width = input_ids.shape
-    valid = attention_mask.bool()
-    wanted = response_mask.bool()
+    valid, wanted = attention_mask.bool(), response_mask.bool()
     if valid.shape != input_ids.shape or wanted.shape[0] != rows or wanted.shape[1] > width:
         raise DataError(
             f"shapes do not fit: input_ids {tuple(input_ids.shape)}, attention_mask {tuple(valid.shape)}, "
@@ -113,35 +93,109 @@ def pack_rows(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) 
             "give [B, P+R], [B, P+R] and [B, R]",
         )
     lengths = valid.sum(-1)
-    _check_contiguous(valid, lengths)
+    first = valid.int().argmax(-1)
+    _check_contiguous(valid, first, lengths)
     nonempty = lengths.nonzero().squeeze(-1)
     if nonempty.numel() == 0:
         raise DataError("a batch without a single token cannot be packed", "drop rows whose attention_mask is all 0")
 
-    in_stream = valid.flatten().cumsum(0).sub_(1).view(rows, width)  # index in the stream, where valid
-    positions = valid.cumsum(-1).sub_(1)
+    prompt_width = width - wanted.shape[1]
+    if same_prompt is None:
+        segments = _Segments.of_rows(nonempty, first, lengths)
+    else:
+        segments = _Segments.sharing(nonempty, first, lengths, prompt_width, same_prompt)
+    cells = segments.cells(width)  # [T] the place in [B * width] of each token of the stream
+    in_stream = torch.full((rows * width,), -1).index_copy(0, cells, torch.arange(cells.numel()))
+    for follower, leader, start, end in segments.borrowed:
+        in_stream[follower * width + start : follower * width + end] = in_stream[
+            leader * width + start : leader * width + end
+        ]
+
     wanted_slots = wanted.flatten().nonzero().squeeze(-1)
-    columns = wanted_slots % wanted.shape[1] + (width - wanted.shape[1])
-    token_rows = wanted_slots // wanted.shape[1]
-    _check_predictable(valid[token_rows, columns] & (positions[token_rows, columns] > 0), token_rows, columns)
-    layout = SequenceLayout.of(lengths[nonempty].tolist())
+    token_rows, columns = wanted_slots // wanted.shape[1], wanted_slots % wanted.shape[1] + prompt_width
+    _check_predictable(valid, first, token_rows, columns)
+    wanted_cells = token_rows * width + columns
+    positions = valid.cumsum(-1).sub_(1).flatten()
     return PackedRows(
-        input_ids=input_ids[valid].unsqueeze(0),
-        position_ids=positions[valid].unsqueeze(0),
-        layout=layout,
-        predictors=in_stream[token_rows, columns] - 1,
-        targets=input_ids[token_rows, columns],
+        input_ids=input_ids.flatten()[cells].unsqueeze(0),
+        position_ids=positions[cells].unsqueeze(0),
+        layout=SequenceLayout.of(segments.lengths, segments.prefixes),
+        predictors=in_stream[wanted_cells - 1],
+        targets=input_ids.flatten()[wanted_cells],
         slots=wanted_slots,
-        last_tokens=layout.cu_seqlens[1:].long() - 1,
+        last_tokens=in_stream[nonempty * width + first[nonempty] + lengths[nonempty] - 1],
         nonempty_rows=nonempty,
         shape=(rows, wanted.shape[1]),
     )
 
 
-def _check_contiguous(valid: Tensor, lengths: Tensor) -> None:
-    width = valid.shape[1]
-    first = valid.int().argmax(-1)
-    last = width - 1 - valid.flip(-1).int().argmax(-1)
+def group_by_prompt(input_ids: Tensor, attention_mask: Tensor, prompt_width: int) -> tuple[list[int], list[int]]:
+    """For each row a number that it has in common with the rows of the same prompt, and its prompt's length."""
+    ids, mask = input_ids[:, :prompt_width], attention_mask[:, :prompt_width].bool()
+    keys = torch.where(mask, ids, -1).contiguous().numpy()
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(row.tobytes(), len(numbers)) for row in keys], mask.sum(-1).tolist()
+
+
+@dataclass
+class _Segments:
+    """What the stream is made of, in order: `(row, first column, length)`, and which segment precedes each (−1: none).
+
+    borrowed: `(row, row whose prompt stands for its own, first column, end column)`.
+    """
+
+    places: list[tuple[int, int]]
+    lengths: list[int]
+    prefixes: list[int]
+    borrowed: list[tuple[int, int, int, int]]
+
+    @classmethod
+    def of_rows(cls, nonempty: Tensor, first: Tensor, lengths: Tensor) -> _Segments:
+        places = list(zip(nonempty.tolist(), first[nonempty].tolist(), strict=True))
+        return cls(places, lengths[nonempty].tolist(), [-1] * len(places), [])
+
+    @classmethod
+    def sharing(
+        cls, nonempty: Tensor, first: Tensor, lengths: Tensor, prompt_width: int, same_prompt: Sequence[int]
+    ) -> _Segments:
+        """Prompts first, then the responses. Both are sorted by length: neighbours of equal length are done together."""
+        starts, ends = first.tolist(), (first + lengths).tolist()
+        groups: dict[int, list[int]] = {}
+        for row in nonempty.tolist():
+            groups.setdefault(same_prompt[row], []).append(row)
+        segments = cls([], [], [], [])
+        responses = []
+        for members in sorted(groups.values(), key=lambda rows: starts[rows[0]] - min(ends[rows[0]], prompt_width)):
+            leader = members[0]
+            start, end = starts[leader], min(ends[leader], prompt_width)
+            if len(members) == 1 or end <= start:  # nothing to share
+                responses += [(0, ends[row] - starts[row], row, -1) for row in members]
+                continue
+            number = segments._add(leader, start, end - start, -1)
+            for row in members:
+                if row != leader:
+                    segments.borrowed.append((row, leader, start, end))
+                if ends[row] > prompt_width:
+                    responses.append((end - start, ends[row] - prompt_width, row, number))
+        for prompt, response, row, prefix in sorted(responses, key=lambda r: (-r[0], -r[1], r[3], r[2])):
+            segments._add(row, prompt_width if prompt else starts[row], response, prefix)
+        return segments
+
+    def _add(self, row: int, column: int, length: int, prefix: int) -> int:
+        self.places.append((row, column))
+        self.lengths.append(length)
+        self.prefixes.append(prefix)
+        return len(self.places) - 1
+
+    def cells(self, width: int) -> Tensor:
+        lengths = torch.tensor(self.lengths)
+        starts = torch.tensor([row * width + column for row, column in self.places])
+        offsets = lengths.cumsum(0) - lengths
+        return torch.repeat_interleave(starts - offsets, lengths) + torch.arange(int(lengths.sum()))
+
+
+def _check_contiguous(valid: Tensor, first: Tensor, lengths: Tensor) -> None:
+    last = valid.shape[1] - 1 - valid.flip(-1).int().argmax(-1)
     broken = ((last - first + 1 != lengths) & (lengths > 0)).nonzero().squeeze(-1)
     if broken.numel():
         raise DataError(
@@ -150,12 +204,12 @@ def _check_contiguous(valid: Tensor, lengths: Tensor) -> None:
         )
 
 
-def _check_predictable(predictable: Tensor, rows: Tensor, columns: Tensor) -> None:
-    if bool(predictable.all()):
-        return
-    at = int((~predictable).nonzero()[0])
-    raise DataError(
-        f"response_mask asks for the token in column {int(columns[at])} of row {int(rows[at])}, which is padding or the "
-        "first token of its sequence",
-        "response_mask must lie within attention_mask, and every prompt needs at least one token",
-    )
+def _check_predictable(valid: Tensor, first: Tensor, rows: Tensor, columns: Tensor) -> None:
+    wrong = ~(valid[rows, columns] & (columns > first[rows]))
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        raise DataError(
+            f"response_mask asks for the token in column {int(columns[at])} of row {int(rows[at])}, which is padding or "
+            "the first token of its sequence",
+            "response_mask must lie within attention_mask, and every prompt needs at least one token",
+        )

@@ -127,7 +127,7 @@ def test_gradient_checkpointing_gives_the_same_gradient():
 
 def test_the_step_is_adamw_on_the_clipped_gradient():
     data = mini_batch()
-    _, _, grads, model = plain_ppo_step(data, "token-mean")
+    _, _, _, model = plain_ppo_step(data, "token-mean")
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
     torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, eps=1e-4).step()
     engine = TrainingEngine(tiny_policy(), optim=sgd_like(1e-3), grad_clip=0.05)

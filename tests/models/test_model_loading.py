@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_a_reward_model_scores_like_its_own_classifier(tmp_path, packed):
     classifier.save_pretrained(tmp_path)
     scores = load_reward_model(config(tmp_path))(packed, at_last_token=True)["values"]
     bounds = packed.layout.cu_seqlens.tolist()
-    for i, (start, end) in enumerate(zip(bounds, bounds[1:])):
+    for i, (start, end) in enumerate(pairwise(bounds)):
         expected = classifier(input_ids=packed.input_ids[:, start:end]).logits[0, 0]
         torch.testing.assert_close(scores[i], expected, atol=1e-5, rtol=1e-5)
 
@@ -121,7 +122,7 @@ def test_target_modules_that_do_not_exist_are_a_config_error(llama_folder):
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(llama_folder):
-    with pytest.raises(DataError, match="ids up to 119.*only 97 embeddings"):
+    with pytest.raises(DataError, match=r"ids up to 119.*only 97 embeddings"):
         load_policy(config(llama_folder), tokenizer_of_size(120))
 
 

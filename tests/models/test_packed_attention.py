@@ -8,11 +8,11 @@ from tiny_models import CONFIGS, UNSUPPORTED, make_causal_lm, ragged_batch
 
 from quadriga.errors import DataError, WorkerError
 from quadriga.models.attention import PACKED_ATTENTION
-from quadriga.models.packing import pack_rows
+from quadriga.models.packing import group_by_prompt, pack_rows
 from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
 
-LENGTHS = [(4, 6), (4, 6), (2, 9), (5, 1), (1, 3)]
+LENGTHS = [(4, 6), (4, 6), (2, 9), (5, 1), (1, 3), (1, 6)]
 
 
 def one_by_one(model, ids, mask, response_mask):
@@ -27,17 +27,23 @@ def one_by_one(model, ids, mask, response_mask):
     return result
 
 
+@pytest.mark.parametrize("share_prompts", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_packed_log_probs_and_gradients_equal_one_sequence_at_a_time(family):
+def test_packed_log_probs_and_gradients_equal_one_sequence_at_a_time(family, share_prompts):
     model = make_causal_lm(CONFIGS[family]())
     ids, mask, response_mask = ragged_batch(LENGTHS)
+    same_prompt = None
+    if share_prompts:
+        ids[[3, 4, 5], :5], mask[[3, 4, 5], :5] = ids[0, :5].clone(), mask[0, :5].clone()
+        same_prompt, _ = group_by_prompt(ids, mask, 5)
+        assert same_prompt == [0, 1, 2, 0, 0, 0]
     weights = torch.randn(response_mask.shape) * response_mask
 
     expected = one_by_one(model, ids, mask, response_mask)
     (expected * weights).sum().backward()
     expected_grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    packed = pack_rows(ids, mask, response_mask)
+    packed = pack_rows(ids, mask, response_mask, same_prompt)
     ours = packed.unpack(PolicyModel(model)(packed)["log_probs"])
     (ours * weights).sum().backward()
 

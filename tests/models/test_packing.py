@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tiny_models import ragged_batch
 
 from quadriga.errors import DataError
-from quadriga.models.packing import SequenceLayout, pack_rows
+from quadriga.models.layout import Run, SequenceLayout
+from quadriga.models.packing import group_by_prompt, pack_rows
 
 _LENGTHS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=6).filter(
     lambda rows: any(response for _, response in rows)
@@ -76,4 +77,30 @@ def test_a_response_without_a_prompt_is_refused():
 
 
 def test_runs_of_equal_lengths_are_found():
-    assert SequenceLayout.of([5, 5, 3, 5]).runs == ((2, 5), (1, 3), (1, 5))
+    assert SequenceLayout.of([5, 5, 3, 5]).runs == (Run(2, 5), Run(1, 3), Run(1, 5))
+
+
+def shared_batch():
+    """Two prompts, answered by rows 0, 2, 3 and by row 1; row 3 answers nothing."""
+    ids, mask, response_mask = ragged_batch([(3, 4), (2, 3), (3, 2), (3, 0)])
+    ids[2, :3], ids[3, :3] = ids[0, :3], ids[0, :3]
+    return ids, mask, response_mask
+
+
+def test_rows_of_the_same_prompt_are_found():
+    ids, mask, _ = shared_batch()
+    assert group_by_prompt(ids, mask, 3) == ([0, 1, 0, 0], [3, 2, 3, 3])
+
+
+def test_a_shared_prompt_is_in_the_stream_once_and_every_value_finds_its_row():
+    ids, mask, response_mask = shared_batch()
+    packed = pack_rows(ids, mask, response_mask, same_prompt=[0, 1, 0, 0])
+    pieces = [ids[0, :3], ids[0, 3:7], ids[2, 3:5], ids[1, 1:6]]
+    assert packed.input_ids[0].tolist() == torch.cat(pieces).tolist()
+    assert packed.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 3, 4, 0, 1, 2, 3, 4]
+    assert packed.layout.prefixes == (-1, 0, 0, -1), "a prompt that nobody shares stays with its response"
+    assert torch.equal(packed.unpack(packed.targets), ids[:, 3:] * response_mask)
+    assert packed.input_ids[0, packed.predictors[[0, 4]]].tolist() == [int(ids[0, 2]), int(ids[1, 2])]
+    assert packed.input_ids[0, packed.last_tokens].tolist() == [
+        int(row[keep.bool()][-1]) for row, keep in zip(ids, mask)
+    ]

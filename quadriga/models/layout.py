@@ -1,0 +1,117 @@
+"""Where the sequences of a packed stream of tokens lie, and who sees whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring segments of equal shape, which one batched call can do.
+
+    Attributes:
+        count: segments.
+        length: tokens of each.
+        prefix_length: tokens before each, from another place in the stream; 0: none.
+        blocks: `(start, how many)` of the region of the stream with the prefixes, each `prefix_length` tokens long.
+        block_of: for each segment the number of its prefix in that region.
+    """
+
+    count: int
+    length: int
+    prefix_length: int = 0
+    blocks: tuple[int, int] = (0, 0)
+    block_of: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceLayout:
+    """The segments of a stream of tokens. A token sees the earlier ones of its segment, and all of its prefix.
+
+    Attributes:
+        lengths: tokens of each segment, all ≥ 1, on the host.
+        prefixes: the number of the segment that precedes each, −1 for none. A prefix has no prefix itself.
+        cu_seqlens: `[segments + 1]` int32 on the device, 0 first: segment i is `[cu_seqlens[i], cu_seqlens[i+1])`.
+    """
+
+    lengths: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    cu_seqlens: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> SequenceLayout:
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return cls(tuple(lengths), tuple(prefixes or [-1] * len(lengths)), bounds)
+
+    def to(self, device: torch.device | str) -> SequenceLayout:
+        return SequenceLayout(self.lengths, self.prefixes, self.cu_seqlens.to(device, non_blocking=True))
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        return (0, *accumulate(self.lengths))[:-1]
+
+    @cached_property
+    def max_length(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
+    def shares(self) -> bool:
+        """Whether any segment has a prefix."""
+        return any(prefix >= 0 for prefix in self.prefixes)
+
+    @cached_property
+    def max_context(self) -> int:
+        """Most tokens that a segment and its prefix have together."""
+        return max(length + self._prefix_length(i) for i, length in enumerate(self.lengths))
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The segments as runs of equal shape, in order."""
+        shapes = [(length, self._prefix_length(i)) for i, length in enumerate(self.lengths)]
+        runs, at = [], 0
+        for (length, prefix_length), same in groupby(shapes):
+            count = len(list(same))
+            runs.append(Run(count, length) if prefix_length == 0 else self._prefixed_run(at, count))
+            at += count
+        return tuple(runs)
+
+    def _prefixed_run(self, first: int, count: int) -> Run:
+        """A run whose prefixes lie, with others of the same length perhaps, in one region of the stream."""
+        prefixes = self.prefixes[first : first + count]
+        low, high = min(prefixes), max(prefixes)
+        length = self.lengths[low]
+        if any(self.lengths[i] != length for i in range(low, high + 1)):
+            raise ValueError("prefixes of equal length must be neighbours")
+        return Run(
+            count,
+            self.lengths[first],
+            length,
+            (self.starts[low], high - low + 1),
+            tuple(prefix - low for prefix in prefixes),
+        )
+
+    def _prefix_length(self, segment: int) -> int:
+        prefix = self.prefixes[segment]
+        return 0 if prefix < 0 else self.lengths[prefix]
+
+    @cached_property
+    def context_tokens(self) -> Tensor:
+        """`[tokens of all contexts]` index in the stream: each segment's prefix, then the segment. On the device."""
+        pieces = []
+        for i, start in enumerate(self.starts):
+            if (prefix := self.prefixes[i]) >= 0:
+                pieces.append(torch.arange(self.starts[prefix], self.starts[prefix] + self.lengths[prefix]))
+            pieces.append(torch.arange(start, start + self.lengths[i]))
+        return torch.cat(pieces).to(self.cu_seqlens.device)
+
+    @cached_property
+    def cu_contexts(self) -> Tensor:
+        """Like `cu_seqlens`, for `context_tokens`."""
+        bounds = accumulate(length + self._prefix_length(i) for i, length in enumerate(self.lengths))
+        return torch.tensor([0, *bounds], dtype=torch.int32).to(self.cu_seqlens.device)
