@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import ceil, gcd, lcm
 from typing import Any
 
-from quadriga.config.needs import need_critic, uses_token_budget, worker_slots
+from quadriga.config.needs import need_critic, uses_token_budget
+from quadriga.config.placement import learning_slots
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems
 
@@ -54,7 +55,7 @@ class Shares:
 def report_batch_sizes(config: Config, problems: Problems) -> None:
     """Note every batch size that does not divide, with the nearest valid numbers."""
     train, trainer = config.data.train_batch_size, config.trainer
-    shares = Shares(config.actor_rollout_ref.rollout.n, worker_slots(config))
+    shares = Shares(config.actor_rollout_ref.rollout.n, learning_slots(config))
     updates = _updates(config)
     actor = updates[0]
     for update in updates:

@@ -12,12 +12,13 @@ from quadriga.config.needs import (
     need_reference_policy,
     need_reward_model,
     uses_token_budget,
-    worker_slots,
 )
 from quadriga.config.no_effect import report_values_without_effect
+from quadriga.config.placement import placement_of
 from quadriga.config.rollout_correction import report_rollout_correction
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems
+from quadriga.errors import ConfigError
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
@@ -29,6 +30,11 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
         set_by_user: dotted keys with another value than the one they would have by themselves.
     """
     report_values_without_effect(config, set_by_user, problems)
+    try:
+        placement_of(config)
+    except ConfigError as error:
+        problems.add(error.what, error.fix)
+        return
     report_batch_sizes(config, problems)
     _data(config, problems)
     _algorithm(config, problems)
@@ -189,7 +195,9 @@ def _rewards(config: Config, set_by_user: Collection[str], problems: Problems) -
 
 
 def _run(config: Config, problems: Problems) -> None:
-    trainer, slots = config.trainer, worker_slots(config)
+    trainer = config.trainer
+    placement = placement_of(config)
+    slots = max(sum(sizes) for sizes in placement.pools.values())
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         problems.add(
             "trainer.resume_mode=resume_path, but trainer.resume_from_path is not set",
@@ -198,7 +206,7 @@ def _run(config: Config, problems: Problems) -> None:
     if trainer.executor == "local" and slots > 1:
         problems.add(
             f"trainer.executor=local runs everything in one process, but trainer.nnodes={trainer.nnodes} x "
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} asks for {slots} workers",
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} (trainer.placement) asks for {slots} workers",
             "set trainer.nnodes=1 and trainer.n_gpus_per_node=1, or trainer.executor=ray",
         )
     if trainer.executor == "local" and config.reward_model.enable_resource_pool:

@@ -12,12 +12,9 @@ from typing import Any
 
 from quadriga.config.model_shape import ModelShape, find_model_folder, read_model_shape
 from quadriga.config.needs import (
-    need_critic,
-    need_reference_policy,
-    need_reward_model,
     uses_token_budget,
-    worker_slots,
 )
+from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 
 GENERATE, SCORE, UPDATE_CRITIC, UPDATE_ACTOR = PHASES = ("generate", "score", "update critic", "update actor")
@@ -55,31 +52,30 @@ class WorkerMemory:
 
 
 def estimate_memory(config: Config, device: str) -> list[WorkerMemory]:
-    """Memory of a worker of the shared pool, and of the reward model's own pool if it has one."""
-    shared = WorkerMemory("global_pool")
-    workers, policy = worker_slots(config), config.actor_rollout_ref
-    estimate = _Estimate(config, 4 if device == "cpu" else 2)
-    if shape := _shape(policy.model.path, "policy", shared):
+    """Memory of a worker of each pool."""
+    placement = placement_of(config)
+    homes = {name: WorkerMemory(name) for name in placement.pools}
+    policy, estimate = config.actor_rollout_ref, _Estimate(config, 4 if device == "cpu" else 2)
+    home, workers = homes[placement.role_pool["actor_rollout"]], placement.slots("actor_rollout")
+    if shape := _shape(policy.model.path, "policy", home):
         trained = shape.lora_parameters(policy.model.lora_rank) if policy.model.lora_rank else shape.parameters
-        shared.items += estimate.trained_model(
-            "actor", shape, trained, workers, policy.actor, policy.model, UPDATE_ACTOR
-        )
-        shared.items += estimate.rollout(shape, workers)
-        if need_reference_policy(config) and not policy.model.lora_rank:
+        home.items += estimate.trained_model("actor", shape, trained, workers, policy.actor, policy.model, UPDATE_ACTOR)
+        home.items += estimate.rollout(shape, workers)
+        if "ref" in placement.role_pool:
             phases = (SCORE,) if policy.ref.fsdp_config.param_offload else PHASES
-            shared.items += estimate.frozen_model("reference", shape, workers, phases)
-    if need_critic(config) and (shape := _shape(config.critic.model.path, "critic", shared)):
-        shared.items += estimate.trained_model(
-            "critic", shape, shape.parameters, workers, config.critic, config.critic.model, UPDATE_CRITIC
-        )
-    if not need_reward_model(config):
-        return [shared]
-    own = config.reward_model
-    home = WorkerMemory("reward_pool") if own.enable_resource_pool else shared
-    if shape := _shape(own.model.path, "reward model", home):
-        its_workers = own.n_gpus_per_node * own.nnodes if own.enable_resource_pool else workers
-        home.items += estimate.frozen_model("reward model", shape, its_workers, PHASES)
-    return [shared] if home is shared else [shared, home]
+            ref_home = homes[placement.role_pool["ref"]]
+            ref_home.items += estimate.frozen_model("reference", shape, placement.slots("ref"), phases)
+    if "critic" in placement.role_pool:
+        home, workers = homes[placement.role_pool["critic"]], placement.slots("critic")
+        if shape := _shape(config.critic.model.path, "critic", home):
+            home.items += estimate.trained_model(
+                "critic", shape, shape.parameters, workers, config.critic, config.critic.model, UPDATE_CRITIC
+            )
+    if "rm" in placement.role_pool:
+        home = homes[placement.role_pool["rm"]]
+        if shape := _shape(config.reward_model.model.path, "reward model", home):
+            home.items += estimate.frozen_model("reward model", shape, placement.slots("rm"), PHASES)
+    return list(homes.values())
 
 
 def _shape(path: str, role: str, memory: WorkerMemory) -> ModelShape | None:

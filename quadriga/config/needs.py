@@ -24,11 +24,6 @@ def need_reward_model(config: Any) -> bool:
     return bool(config.reward_model.enable)
 
 
-def worker_slots(config: Any) -> int:
-    """Worker processes of the pool that all roles share (a reward model may have one of its own)."""
-    return config.trainer.nnodes * config.trainer.n_gpus_per_node
-
-
 def uses_token_budget(section: Any) -> bool:
     """Whether passes over rows are filled up to a token budget, or else have a fixed number of rows.
 

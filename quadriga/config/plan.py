@@ -17,10 +17,9 @@ from quadriga.config.memory import WorkerMemory, estimate_memory
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
-    need_reward_model,
     uses_token_budget,
-    worker_slots,
 )
+from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 
 
@@ -106,7 +105,7 @@ class Plan:
                 f"set data.train_batch_size={self.train_rows} or less"
             )
         host = _host_memory()
-        if self.device == "cpu" and host is not None and len(self.pools["global_pool"].slots_per_node) == 1:
+        if self.device == "cpu" and host is not None and len(next(iter(self.pools.values())).slots_per_node) == 1:
             needed = sum(m.peak[1] * self.pools[m.pool].slots_per_node[0] for m in self.memory)
             if needed > host:
                 found.append(
@@ -125,7 +124,7 @@ def make_plan(config: Config) -> Plan:
     return Plan(
         prompts=config.data.train_batch_size,
         responses_per_prompt=config.actor_rollout_ref.rollout.n,
-        workers=worker_slots(config),
+        workers=placement_of(config).slots("actor_rollout"),
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         device=device,
@@ -144,7 +143,7 @@ def make_plan(config: Config) -> Plan:
 def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:
     n, longest = config.actor_rollout_ref.rollout.n, config.data.max_prompt_length + config.data.max_response_length
     mini_rows = section.ppo_mini_batch_size * n
-    per_worker = mini_rows // worker_slots(config)
+    per_worker = mini_rows // placement_of(config).slots("critic" if role == "critic" else "actor_rollout")
     budget = section.ppo_max_token_len_per_gpu if uses_token_budget(section) else None
     micro_rows = section.ppo_micro_batch_size_per_gpu if budget is None else min(per_worker, budget // longest)
     return UpdatePlan(
@@ -161,18 +160,14 @@ def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:
 
 
 def _pools(config: Config) -> dict[str, Pool]:
-    roles = ["actor", "rollout"]
-    if need_reference_policy(config):
-        roles.append("ref" if config.actor_rollout_ref.model.lora_rank == 0 else "ref (actor without adapter)")
-    roles += ["critic"] * need_critic(config)
-    pools = {"global_pool": Pool([config.trainer.n_gpus_per_node] * config.trainer.nnodes, roles)}
-    if need_reward_model(config):
-        own = config.reward_model
-        if own.enable_resource_pool:
-            pools["reward_pool"] = Pool([own.n_gpus_per_node] * own.nnodes, ["rm"])
-        else:
-            roles.append("rm")
-    return pools
+    placement = placement_of(config)
+    shown = {"actor_rollout": ["actor", "rollout"]}
+    if need_reference_policy(config) and config.actor_rollout_ref.model.lora_rank:
+        shown["actor_rollout"].append("ref (actor without adapter)")
+    return {
+        name: Pool(sizes, [part for role in placement.roles_in(name) for part in shown.get(role, [role])])
+        for name, sizes in placement.pools.items()
+    }
 
 
 def guess_device() -> str:

@@ -158,6 +158,10 @@ class TrainerConfig:
     device: str | None = key(
         None, "accelerator; null: the first of these that the machine has", choices=("cuda", "npu", "cpu")
     )
+    placement: str | dict[str, Any] = key(
+        "colocated",
+        "colocated: all roles in one pool; split: actor and critic in halves; or {pools: {name: [slots]}, roles: {role: pool}}",
+    )
     executor: str = key("ray", "local: all in one process, for a debugger", choices=("ray", "local"))
     resource_wait_s: float = key(0.0, "wait so long for a cluster that is still growing", unit="s", at_least=0)
     total_epochs: int = key(30, "passes over the training set", unit="epochs", at_least=1)

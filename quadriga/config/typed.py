@@ -91,7 +91,11 @@ def is_free_form(cls: type, path: str) -> bool:
     """Whether `path` lies inside a key whose sub-keys are the user's own (ray_kwargs.ray_init.num_cpus)."""
     known = all_keys(cls)
     parents = [path.rsplit(".", i)[0] for i in range(1, path.count(".") + 1)]
-    return any(parent in known and get_origin(known[parent].hint) is dict for parent in parents)
+    return any(parent in known and _holds_a_dict(known[parent].hint) for parent in parents)
+
+
+def _holds_a_dict(hint: Any) -> bool:
+    return get_origin(hint) is dict or any(get_origin(a) is dict for a in get_args(hint))
 
 
 def default_of(cls: type, path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -90,6 +90,12 @@ class WorkerGroup:
                     "rename the worker's method",
                 )
             setattr(self, name, partial(self._call, name, registration))
+
+    def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a registered method without waiting for it, whatever it was registered as; the answer has `.get()`."""
+        bound = getattr(self, method)
+        name, registration = bound.args
+        return self._call(name, replace(registration, blocking=False), *args, **kwargs)
 
     def _call(self, method: str, registration: Registration, *args: Any, **kwargs: Any) -> Any:
         self.prepare_call()

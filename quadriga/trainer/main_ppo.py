@@ -12,8 +12,9 @@ import hydra
 
 from quadriga.config.load import load_config
 from quadriga.config.needs import need_critic, need_reference_policy
+from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
-from quadriga.errors import ConfigError, QuadrigaError
+from quadriga.errors import QuadrigaError
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.ppo.role import Role
@@ -79,7 +80,7 @@ class TaskRunner:
         """The policy. Returns its worker class and the worker group class of the run."""
         from quadriga.workers import ActorRolloutRefWorker
 
-        self._add(Role.ActorRollout, ActorRolloutRefWorker, "global_pool")
+        self._add(config, Role.ActorRollout, ActorRolloutRefWorker)
         if config.trainer.executor == "local":
             from quadriga.controller import LocalWorkerGroup
 
@@ -93,31 +94,23 @@ class TaskRunner:
         if need_critic(config):
             from quadriga.workers import CriticWorker
 
-            self._add(Role.Critic, CriticWorker, "global_pool")
+            self._add(config, Role.Critic, CriticWorker)
 
     def add_reward_model_worker(self, config: Any) -> None:
         """The reward model, if there is one, in the shared pool or in its own."""
         if config.reward_model.enable:
             from quadriga.workers import RewardModelWorker
 
-            own_pool = config.reward_model.enable_resource_pool
-            self._add(Role.RewardModel, RewardModelWorker, "reward_pool" if own_pool else "global_pool")
+            self._add(config, Role.RewardModel, RewardModelWorker)
 
     def add_ref_policy_worker(self, config: Any, ref_policy_cls: Any) -> None:
         """The reference policy, where a KL term needs one. With LoRA the actor without its adapter is the reference."""
         if need_reference_policy(config) and config.actor_rollout_ref.model.lora_rank == 0:
-            self._add(Role.RefPolicy, ref_policy_cls, "global_pool")
+            self._add(config, Role.RefPolicy, ref_policy_cls)
 
     def init_resource_pool_mgr(self, config: Any) -> Any:
         """The pools of the run, not yet made."""
-        resource_pool_spec = {
-            "global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes,
-        }
-        if config.reward_model.enable and config.reward_model.enable_resource_pool:
-            for name in ("n_gpus_per_node", "nnodes"):
-                if getattr(config.reward_model, name) <= 0:
-                    raise ConfigError(f"config.reward_model.{name} must be greater than 0", f"set reward_model.{name}")
-            resource_pool_spec["reward_pool"] = [config.reward_model.n_gpus_per_node] * config.reward_model.nnodes
+        resource_pool_spec = placement_of(config).pools  # e.g. {"global_pool": [8, 8]}: 8 slots on each of 2 nodes
         if config.trainer.executor == "local":
             from quadriga.controller.local_group import LocalResourcePoolManager
 
@@ -196,9 +189,9 @@ class TaskRunner:
             finally:
                 trainer.shutdown()
 
-    def _add(self, role: Role, worker_class: Any, pool: str) -> None:
+    def _add(self, config: Any, role: Role, worker_class: Any) -> None:
         self.role_worker_mapping[role] = worker_class
-        self.mapping[role] = pool
+        self.mapping[role] = placement_of(config).role_pool[str(role)]
 
 
 def _runtime_env(config: Config) -> dict[str, Any]:

@@ -41,8 +41,9 @@ class CriticWorker(LearningWorker):
     def update_critic(self, data: DataProto) -> DataProto:
         """`ppo_epochs` passes of mini-batches, one optimiser step each; then one step of the schedule."""
         critic, meta = self.config.critic, data.meta_info
-        count = max(1, self.config.data.train_batch_size // critic.ppo_mini_batch_size)
-        parts = mini_batches(data, count, critic.ppo_epochs, critic.shuffle, self.config.data.seed + meta["step"])
+        parts = mini_batches(
+            data, meta["mini_batches"], critic.ppo_epochs, critic.shuffle, self.config.data.seed + meta["step"]
+        )
         loss_fn = critic_loss(critic)
         told = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
         self.engine.end_step()

@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 
 from quadriga.config import Config, as_plain_dict, compose, load_config
 from quadriga.config.names import allow_name
+from quadriga.config.placement import learning_slots
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
     need_reward_model,
     uses_token_budget,
-    worker_slots,
 )
 from quadriga.config.typed import all_keys, default_of, nearest_keys
 from quadriga.errors import ConfigError
@@ -274,7 +274,7 @@ def test_needs_work_on_typed_and_untyped_configurations() -> None:
         assert not need_critic(config)
         assert need_reference_policy(config)
         assert not need_reward_model(config)
-        assert worker_slots(config) == 2
+        assert learning_slots(config) == 2
         assert uses_token_budget(config.actor_rollout_ref.actor)
         assert uses_token_budget(config.actor_rollout_ref.ref)
     assert need_critic(compose([]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,8 @@ class RayPPOTrainer:
             self.metrics = {}
             with self.phase("step"):
                 batch = self.next_scored_batch()
-                self.balance(batch)
                 self.add_old_log_probs(batch)
-                self.add_reference_log_probs(batch)
-                self.add_values(batch)
+                self.add_reference_and_values(batch)
                 self.add_advantages(batch)
                 self.update(batch)
                 self.hand_over_weights()
@@ -201,13 +199,6 @@ class RayPPOTrainer:
 
     # ---- 3 to 6: what the update needs ----
 
-    def balance(self, batch: DataProto) -> None:
-        """Deal the rows to the ranks so that each has about as many tokens; mini-batches keep their rows."""
-        lengths = batch.batch["attention_mask"].sum(1).tolist()
-        order = layout(lengths, self.mini_batches, self.crew.actor.world_size, self.config.trainer.balance_batch)
-        batch.reorder(torch.from_numpy(order))
-        batch.meta_info.update(step=self.step, mini_batches=self.mini_batches)
-
     def add_old_log_probs(self, batch: DataProto) -> None:
         """`old_log_probs`, unless the update is strictly on-policy: then the ratio is 1 by construction."""
         algorithm = self.config.algorithm
@@ -216,7 +207,7 @@ class RayPPOTrainer:
             batch.batch["old_log_probs"] = self.rollout_log_probs(batch)
         elif self.needs_old_log_probs:
             with self.phase("old_log_prob"):
-                batch.union(self.crew.actor.compute_log_prob(self.model_inputs(batch)))
+                self.extend(batch, self.crew.actor, "compute_log_prob")()
         if "old_log_probs" not in batch.batch.keys() or not (correction.rollout_is or correction.rollout_rs):  # noqa: SIM118
             return
         corrected = correct_rollout(
@@ -234,15 +225,36 @@ class RayPPOTrainer:
             batch.batch["rollout_is_weights"] = corrected.weights
         batch.batch["response_mask"] = corrected.mask.long()
 
-    def add_reference_log_probs(self, batch: DataProto) -> None:
+    def add_reference_and_values(self, batch: DataProto) -> None:
+        """`ref_log_prob` and `values`, where the run has them; at the same time where they live in different pools."""
+        waiting = {}
         if need_reference_policy(self.config):
-            with self.phase("ref"):
-                batch.union(self.crew.reference.compute_ref_log_prob(self.model_inputs(batch)))
-
-    def add_values(self, batch: DataProto) -> None:
+            waiting["ref"] = self.extend(batch, self.crew.reference, "compute_ref_log_prob")
         if self.crew.critic is not None:
-            with self.phase("values"):
-                batch.union(self.crew.critic.compute_values(self.model_inputs(batch)))
+            waiting["values"] = self.extend(batch, self.crew.critic, "compute_values")
+        for name, wait in waiting.items():
+            with self.phase(name):
+                wait()
+
+    def extend(self, batch: DataProto, group: Any, method: str) -> Callable[[], None]:
+        """Start computing new columns of `batch` on a group's workers; the function returned waits and adds them."""
+        order = self.order_for(batch, group, mini_batches=1)
+        pending = group.start(method, self.model_inputs(batch)[order])
+
+        def wait() -> None:
+            columns = pending.get()
+            columns.reorder(torch.from_numpy(np.argsort(order)))
+            batch.union(columns)
+
+        return wait
+
+    def order_for(self, batch: DataProto, group: Any, mini_batches: int) -> np.ndarray:
+        """The order in which the rows are dealt to a group's ranks: evenly by tokens, mini-batches kept together."""
+        lengths = batch.batch["attention_mask"].sum(1).tolist()
+        balance = self.config.trainer.balance_batch and len(batch) % group.world_size == 0
+        if len(batch) % (mini_batches * group.world_size):
+            return np.arange(len(batch))
+        return layout(lengths, mini_batches, group.world_size, balance)
 
     def add_advantages(self, batch: DataProto) -> None:
         """Rewards (scores minus KL, where asked for), then advantages and returns."""
@@ -280,14 +292,22 @@ class RayPPOTrainer:
     # ---- 7, 8: update and hand-over ----
 
     def update(self, batch: DataProto) -> None:
-        """Critic and, after its warm-up, actor."""
+        """Critic and, after its warm-up, actor; at the same time where they live in different pools."""
         rows = batch.select(sorted(_UPDATE_COLUMNS & set(batch.batch.keys())), [])
+        waiting: dict[str, Any] = {}
         if self.crew.critic is not None:
-            with self.phase("update_critic"):
-                self.metrics |= mean_over_ranks(self.crew.critic.update_critic(rows))
+            mini_batches = self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size
+            waiting["update_critic"] = self.start_update(rows, self.crew.critic, "update_critic", mini_batches)
         if self.step > self.config.trainer.critic_warmup:
-            with self.phase("update_actor"):
-                self.metrics |= mean_over_ranks(self.crew.actor.update_actor(rows))
+            waiting["update_actor"] = self.start_update(rows, self.crew.actor, "update_actor", self.mini_batches)
+        for name, pending in waiting.items():
+            with self.phase(name):
+                self.metrics |= mean_over_ranks(pending.get())
+
+    def start_update(self, rows: DataProto, group: Any, method: str, mini_batches: int) -> Any:
+        dealt = rows[self.order_for(rows, group, mini_batches)]
+        dealt.meta_info = {"step": self.step, "mini_batches": mini_batches}
+        return group.start(method, dealt)
 
     def hand_over_weights(self) -> None:
         """The rollout engines take the trained weights and echo what they hold; a stale one stops the run."""
