@@ -184,7 +184,6 @@ class TaskRunner:
                 self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
                 if found:
                     trainer.resume(found)
-                    self.say(f"resumed after step {found.step} from {found.path}")
                 trainer.fit()
             finally:
                 trainer.shutdown()

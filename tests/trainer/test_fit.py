@@ -20,10 +20,11 @@ def task(tmp_path_factory):
 
 @pytest.fixture
 def train(task, tmp_path):
-    """Run the tiny task with changes; returns its metrics, one dict a step."""
+    """Run the tiny task with changes, from the start; returns its metrics, one dict a step."""
 
     def run(**changes) -> list[dict]:
-        config = _merged(task, {"trainer": {"default_local_dir": str(tmp_path / "run")}}, changes)
+        trainer = {"default_local_dir": str(tmp_path / "run"), "resume_mode": "disable"}
+        config = _merged(task, {"trainer": trainer}, changes)
         run_ppo(config)
         lines = (Path(config["trainer"]["default_local_dir"]) / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]

@@ -43,6 +43,10 @@ class Journal:
             },
         )
 
+    def say(self, text: str) -> None:
+        """Tell the user something, on the terminal that started the run."""
+        self.events.append("message", {"level": "info", "text": text})
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.tracking.log(step, metrics)
 
@@ -54,7 +58,7 @@ class Journal:
         if kind == "val":
             for row in rows[: self._shown_val_rows]:
                 text = f"{row['prompt']} → {row['response']}   (truth {row['ground_truth']}, score {row['score']:g})"
-                self.events.append("message", {"level": "info", "text": text})
+                self.say(text)
 
     def close(self, failed: bool) -> None:
         self.events.append("end", {"status": "failed" if failed else "finished"})

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quadriga.algorithms import apply_kl_penalty, compute_advantage, correct_rollout, make_kl_controller
+from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import need_reference_policy
 from quadriga.config.schema import Config
 from quadriga.controller.ray_pool import ResourcePoolManager
@@ -389,13 +390,23 @@ class RayPPOTrainer:
             draft.write_state(self.state_dict())
 
     def resume(self, checkpoint: Any) -> None:
-        """Go on after the step that `checkpoint` was written after."""
+        """Go on after the step that `checkpoint` was written after. Keys that were changed since are said."""
         self.crew.load(checkpoint)
-        self.load_state_dict(checkpoint.read_state())
+        state = checkpoint.read_state()
+        self.load_state_dict(state)
+        self.tracking.say(f"resumed after step {self.step} from {checkpoint.path}")
+        changed = changed_keys(state["config"], as_plain_dict(self.config))
+        if changed:
+            self.tracking.say("with another configuration than before: " + ", ".join(changed))
 
     def state_dict(self) -> dict[str, Any]:
         """The driver's own state; the workers keep theirs. Random numbers are functions of the step and need no state."""
-        return {"step": self.step, "loader": self.loader.state_dict(), "kl_controller": self.kl_controller.state_dict()}
+        return {
+            "step": self.step,
+            "loader": self.loader.state_dict(),
+            "kl_controller": self.kl_controller.state_dict(),
+            "config": as_plain_dict(self.config),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
@@ -451,6 +462,18 @@ _UPDATE_COLUMNS = {
     "returns",
     "values",
 }
+
+
+def changed_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """`key: old → new` for every key that differs."""
+    changed = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += changed_keys(old, new, f"{prefix}{name}.")
+        elif old != new:
+            changed.append(f"{prefix}{name}: {old} → {new}")
+    return changed
 
 
 def _objects(values: list[Any]) -> np.ndarray:
