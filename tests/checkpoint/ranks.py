@@ -1,4 +1,4 @@
-"""Run a function on several ranks: real processes that talk over gloo."""
+"""Run a function in a process of its own, or on several ranks: real processes that talk over gloo."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, ti
         if error:
             raise RuntimeError(f"rank {rank} of {world_size}:\n{error}")
     return [result for result, _ in results]
+
+
+def start_process(function: Callable[..., Any], *arguments: Any, kill_after_s: float | None = None) -> int:
+    """`function(*arguments)` in a fresh process; its exit status, negative for the signal that ended it."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    process = _CONTEXT.Process(target=function, args=arguments)
+    process.start()
+    process.join(120 if kill_after_s is None else kill_after_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode if process.exitcode is not None else 1
 
 
 def _run(rank: int, world_size: int, meeting: str, function: Callable[..., Any], arguments: Any) -> tuple[Any, str]:
