@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quadriga.rollout.native.plan import MASKED, MIN_QUERY_ROWS, Chunk, DecodeIndex, StepPlan
+from quadriga.errors import WorkerError
+from quadriga.rollout.native.geometry import UNSUPPORTED_FIX
+from quadriga.rollout.native.plan import MASKED, Chunk, DecodeIndex, StepPlan
 
 PAGED_ATTENTION = "quadriga_paged"
 """Name of this attention in transformers."""
@@ -38,7 +40,7 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     plan: StepPlan | None = None,
-    **_: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Write keys and values to the cache and attend as `plan` says.
 
@@ -49,7 +51,11 @@ def paged_attention(
     Returns:
         `[1, T, heads, D]` (rows of padding: zeros), and None where transformers expects attention weights.
     """
-    assert plan is not None
+    if plan is None or attention_mask is not None or kwargs.get("s_aux") is not None:
+        raise WorkerError(
+            f"{type(module).__name__} called {PAGED_ATTENTION} without a plan, or with a mask or attention sinks",
+            UNSUPPORTED_FIX,
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
@@ -70,46 +76,53 @@ def _decode(plan: StepPlan, layer: int, q: Tensor, window: int | None, softcap: 
     """One scaled query `[B, heads, D]` a row, over all its keys."""
     index, shape = plan.decode, plan.cache.shape
     assert index is not None
-    rows, _, width = q.shape
     private_mask, shared_mask = plan.mask(window)
-    q = q.reshape(rows, shape.kv_heads, shape.group, width)
-    padded = F.pad(q, (0, 0, 0, max(0, MIN_QUERY_ROWS - shape.group)))
+    q = q.reshape(-1, shape.kv_heads, shape.group, shape.head_dim)
     keys, values = plan.cache.keys[layer], plan.cache.values[layer]
-    weighted = q.new_zeros(index.num_parts, width)
-    maxima = q.new_full((index.num_parts,), MASKED)
-    sums = q.new_zeros(index.num_parts)
-
-    def attend(queries: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int) -> int:
-        """Queries `[X, kv, M, D]` over keys `[X, kv, block, D]`; their parts start at number `first`."""
-        scores = queries @ key.transpose(-1, -2)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        if mask is not None:
-            scores.view(*scores.shape[:2], *mask.shape[2:-2], -1, scores.shape[-1]).add_(mask)
-        part = slice(first, first + scores[..., 0].numel())
-        torch.amax(scores, -1, out=maxima[part].view(scores.shape[:-1]))
-        scores.sub_(maxima[part].view(*scores.shape[:-1], 1)).exp_()
-        torch.sum(scores, -1, out=sums[part].view(scores.shape[:-1]))
-        torch.bmm(scores.flatten(0, 1), value.flatten(0, 1), out=weighted[part].view(-1, scores.shape[2], width))
-        return part.stop
-
-    private = index.num_private
-    first_shared = attend(padded.index_select(0, index.private_row), keys[:private], values[:private], private_mask, 0)
+    count = index.num_private
+    part = _attend(index, 0, q.index_select(0, index.private_row), keys[:count], values[:count], private_mask, softcap)
     if index.shared_blocks.numel():
-        queries = q.index_select(0, index.shared_rows.flatten()).unflatten(0, index.shared_rows.shape)
-        queries = queries.transpose(1, 2).flatten(2, 3)
         key, value = (pool.index_select(0, index.shared_blocks) for pool in (keys, values))
-        attend(queries, key, value, shared_mask, first_shared)
-    return _merge(index, maxima, sums, weighted).view(rows, shape.heads, width)
+        for turn, rows in enumerate(index.shared_rows):
+            queries = q.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2).flatten(2, 3)
+            mask = None if shared_mask is None else shared_mask[turn]
+            part = _attend(index, part, queries, key, value, mask, softcap)
+    return _merge(index).view(-1, shape.heads, shape.head_dim)
 
 
-def _merge(index: DecodeIndex, maxima: Tensor, sums: Tensor, weighted: Tensor) -> Tensor:
+def _attend(
+    index: DecodeIndex,
+    first: int,
+    queries: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    softcap: float | None,
+) -> int:
+    """Parts from number `first` on: queries `[X, kv, M, D]` over keys and values `[X, kv, block, D]`; returns the next."""
+    scores = queries @ key.transpose(-1, -2)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores.view(*scores.shape[:2], *mask.shape[2:-2], -1, scores.shape[-1]).add_(mask)
+    flat = scores.view(-1, scores.shape[-1])
+    part = slice(first, first + flat.shape[0])
+    torch.amax(flat, -1, out=index.maxima[part])
+    # e^-80 beside e^0 changes no bit, and exponents that underflow are slow to compute.
+    flat.sub_(index.maxima[part, None]).clamp_(min=-80).exp_()
+    torch.sum(flat, -1, out=index.sums[part])
+    out = index.weighted[part].view(-1, scores.shape[2], value.shape[-1])
+    torch.bmm(scores.flatten(0, 1), value.flatten(0, 1), out=out)
+    return part.stop
+
+
+def _merge(index: DecodeIndex) -> Tensor:
     """`[B * heads, D]`: the parts of each row and head put together, in order of position."""
     flat = index.parts.flatten()
-    highest = maxima.index_select(0, flat).view(index.parts.shape)
+    highest = index.maxima.index_select(0, flat).view(index.parts.shape)
     weights = (highest - highest.amax(-1, keepdim=True)).exp_()
-    total = (weights * sums.index_select(0, flat).view(index.parts.shape)).sum(-1, keepdim=True)
-    return F.embedding_bag(index.parts, weighted, mode="sum", per_sample_weights=weights / total)
+    total = (weights * index.sums.index_select(0, flat).view(index.parts.shape)).sum(-1, keepdim=True)
+    return F.embedding_bag(index.parts, index.weighted, mode="sum", per_sample_weights=weights / total)
 
 
 def _prefill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -45,12 +46,22 @@ class BlockPool:
         self.changes += 1
         return block
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Iterable[int]) -> None:
         """One owner less for each of `blocks`; those without owners are free again."""
         for block in blocks:
             self.owners[block] -= 1
             if self.owners[block] == 0:
-                heapq.heappush(self._low, block)
-                heapq.heappush(self._high, -block)
-                self._free += 1
+                self._put_back(block)
         self.changes += 1
+
+    def move(self, source: int, target: int) -> None:
+        """Give the owners of `source` the free block `target` instead."""
+        self.owners[target], self.owners[source] = self.owners[source], 0
+        self._free -= 1
+        self._put_back(source)
+        self.changes += 1
+
+    def _put_back(self, block: int) -> None:
+        heapq.heappush(self._low, block)
+        heapq.heappush(self._high, -block)
+        self._free += 1

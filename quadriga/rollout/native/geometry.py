@@ -1,7 +1,8 @@
-"""What the engine must know of a Hugging Face module, and whether it can run it."""
+"""What the engine must know of a Hugging Face module and of the memory it may use."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,32 +10,46 @@ import torch
 from quadriga.errors import ConfigError
 from quadriga.rollout.native.kv_cache import CacheShape
 
-_FIX = "use a decoder-only model with softmax attention, such as Llama, Qwen2, Qwen3, Mistral, Gemma or GPT-2"
+UNSUPPORTED_FIX = (
+    "use a decoder-only model with softmax attention, such as Llama, Qwen2, Qwen3, Mistral, Gemma or GPT-2"
+)
 
 
 def cache_shape(module: Any, block_size: int) -> CacheShape:
-    """Geometry of the module's cache. ConfigError if the module's attention is not ours to replace."""
-    name = type(module).__name__
-    if not getattr(module, "_supports_attention_backend", False):
-        raise ConfigError(f"{name} does not call attention through transformers' interface", _FIX)
-    if getattr(module, "_is_stateful", False):
-        raise ConfigError(f"{name} has layers that carry a state from token to token", _FIX)
+    """Geometry of the module's cache. ConfigError if its attention is not of a kind the engine computes."""
     config = module.config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(f"{name} has an encoder", _FIX)
+    if reason := _unsupported(module, config):
+        raise ConfigError(f"the native engine cannot run {type(module).__name__}: {reason}", UNSUPPORTED_FIX)
     heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     parameter = next(module.parameters())
     return CacheShape(
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         block_size=block_size,
         dtype=parameter.dtype,
         device=parameter.device,
     )
+
+
+def _unsupported(module: Any, config: Any) -> str | None:
+    if getattr(config, "is_encoder_decoder", False):
+        return "it has an encoder"
+    if getattr(module, "_is_stateful", False):
+        return "its layers carry a state from token to token"
+    if not getattr(module, "_supports_attention_backend", False):
+        return "it does not call attention through transformers' interface"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of kind {', '.join(sorted(kinds))}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    dynamic = [
+        r for r in (rope, *rope.values()) if isinstance(r, dict) and r.get("rope_type") in ("dynamic", "longrope")
+    ]
+    if dynamic:
+        return f"its {dynamic[0]['rope_type']} positions depend on the other sequences of a batch"
+    return None
 
 
 def context_length(module: Any) -> int:
@@ -47,5 +62,17 @@ def vocab_size(module: Any) -> int:
     return int(module.get_output_embeddings().weight.shape[0])
 
 
-def is_cpu(device: torch.device) -> bool:
-    return device.type == "cpu"
+def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float) -> int:
+    """`wanted` blocks, or as many as fit into that share of the free memory. ConfigError if not one does."""
+    if shape.device.type == "cuda":
+        free = torch.cuda.mem_get_info(shape.device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    blocks = min(wanted, int(memory_fraction * free) // shape.bytes_per_block)
+    if blocks < 1:
+        raise ConfigError(
+            f"no block of {shape.block_size} tokens ({shape.bytes_per_block} bytes) fits into the KV cache: "
+            f"{free >> 20} MiB are free, {wanted} blocks were wanted",
+            "raise actor_rollout_ref.rollout.gpu_memory_utilization (memory_fraction), or kv_cache_tokens if it is set",
+        )
+    return blocks

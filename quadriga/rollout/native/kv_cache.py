@@ -62,7 +62,9 @@ class KVCache:
         key, value = (x.transpose(0, 1).flatten(1, 2)[:, :length] for x in pair)
         return key, value
 
-    def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
-        source, target = (torch.tensor(ids, device=self.shape.device) for ids in (sources, targets))
-        for pool in (*self.keys, *self.values):
-            pool.index_copy_(0, target, pool.index_select(0, source))
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy block to block, for all `(source, target)` at once, in every layer."""
+        if pairs:
+            source, target = torch.tensor(pairs, device=self.shape.device).unbind(1)
+            for pool in (*self.keys, *self.values):
+                pool.index_copy_(0, target, pool.index_select(0, source))

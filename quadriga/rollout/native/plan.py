@@ -13,8 +13,10 @@ from quadriga.rollout.native.kv_cache import CacheShape, KVCache
 ROWS = 16
 """Passes and logits are padded to a multiple of this many rows: from there on a matrix product gives a row the same
 bits whatever rows are beside it (tests/rollout/test_invariance.py)."""
-MIN_QUERY_ROWS = 4
-"""The same for the batched products of attention."""
+WIDE_GROUP = 4
+"""The same for the batched products of attention: with at least this many query heads to a key head, all samples of a
+prompt are multiplied with its keys at once; with fewer one sample after the other, in the very product that a sample
+alone would use."""
 MASKED = -1e30
 """Score of a key that must not be seen; finite, so that a block with no visible key does no harm."""
 
@@ -26,6 +28,7 @@ class DecodeIndex:
     Private blocks are read in place: the first `num_private` blocks of the cache, each with the row that owns it
     (blocks of nobody are computed and ignored). Shared blocks are gathered, each with the rows of all its owners.
     A *part* is one (block, query head, owner); `parts` lists, for every row and head, its parts in order of position.
+    The sums, maxima and weighted values of parts are kept in memory of the index, one layer after the other.
     """
 
     num_private: int
@@ -38,12 +41,17 @@ class DecodeIndex:
     shared_blocks: Tensor
     """`[S]`"""
     shared_rows: Tensor
-    """`[S, O]` rows of the owners, padded with row 0"""
+    """`[O / W, S, W]` rows of the owners, padded with row 0; W owners are multiplied at once"""
     shared_first: Tensor
     """`[S]`"""
     parts: Tensor
-    """`[B * heads, N]` indices of parts, padded with `num_parts - 1`, which always weighs nothing"""
-    num_parts: int
+    """`[B * heads, N]` indices of parts, padded with the last one, which always weighs nothing"""
+    maxima: Tensor
+    """`[parts]`"""
+    sums: Tensor
+    """`[parts]`"""
+    weighted: Tensor
+    """`[parts, D]`"""
 
 
 @dataclass(eq=False)
@@ -75,7 +83,7 @@ class StepPlan:
     logit_rows: Tensor
     """Rows whose logits are wanted, padded to a multiple of `ROWS`"""
     masks: dict[int | None, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    """By sliding window: scores to add for private `[num_private, 1, 1, block]` and shared `[S, 1, O, 1, block]` keys"""
+    """By sliding window: scores to add for private `[num_private, 1, 1, block]` and shared `[O / W, S, 1, W, 1, block]` keys"""
 
     def mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
         if window not in self.masks:
@@ -95,10 +103,10 @@ class StepPlan:
         position = self.decode_positions.index_select(0, index.private_row)[:, None]
         key = index.private_first[:, None] + within
         private = ((key > position) | (key <= position - window)).to(dtype) * MASKED
-        position = self.decode_positions[index.shared_rows][:, :, None]
+        position = self.decode_positions[index.shared_rows][..., None]
         key = (index.shared_first[:, None] + within)[:, None, :]
         shared = (key <= position - window).to(dtype) * MASKED
-        return private[:, None, None, :], shared[:, None, :, None, :]
+        return private[:, None, None, :], shared[:, :, None, :, None, :]
 
 
 def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, num_shared: np.ndarray) -> DecodeIndex:
@@ -116,21 +124,22 @@ def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, 
     private_row[ids], private_first[ids] = row_of[private], column_of[private] * shape.block_size
 
     shared_blocks, block_of, owner_of = _owners(tables[shared])
-    owners = max(-(-MIN_QUERY_ROWS // shape.group), int(owner_of.max()) + 1 if owner_of.size else 0)
-    shared_rows = np.zeros((shared_blocks.size, owners), np.int64)
+    owners = int(owner_of.max()) + 1 if owner_of.size else 0
+    at_once = owners if shape.group >= WIDE_GROUP else 1
+    turn, place = np.divmod(owner_of, max(1, at_once))
+    shared_rows = np.zeros((owners // max(1, at_once), shared_blocks.size, at_once), np.int64)
     shared_first = np.zeros(shared_blocks.size, np.int64)
-    shared_rows[block_of, owner_of] = row_of[shared]
+    shared_rows[turn, block_of, place] = row_of[shared]
     shared_first[block_of] = column_of[shared] * shape.block_size
 
-    # Parts are numbered as the two products of attention lay them out: [private, kv, padded group], [S, kv, O, group].
-    padded = max(shape.group, MIN_QUERY_ROWS)
-    first_shared = num_private * shape.kv_heads * padded
-    num_parts = first_shared + shared_blocks.size * shape.kv_heads * owners * shape.group + 1
+    # Parts are numbered as the products of attention lay them out: [private, kv, group], then [O / W, S, kv, W, group].
     kv, member = np.divmod(np.arange(shape.heads), shape.group)
-    parts = np.full((rows, shape.heads, columns), num_parts - 1, np.int64)
-    parts.transpose(0, 2, 1)[private] = (ids[:, None] * shape.kv_heads + kv) * padded + member
-    where = (block_of[:, None] * shape.kv_heads + kv) * owners + owner_of[:, None]
-    parts.transpose(0, 2, 1)[shared] = first_shared + where * shape.group + member
+    first_shared = num_private * shape.heads
+    num_parts = first_shared + shared_rows.size * shape.heads + 1
+    parts = np.full((rows, columns, shape.heads), num_parts - 1, np.int64)
+    parts[private] = ids[:, None] * shape.heads + np.arange(shape.heads)
+    product = ((turn * shared_blocks.size + block_of)[:, None] * shape.kv_heads + kv) * at_once + place[:, None]
+    parts[shared] = first_shared + product * shape.group + member
 
     last = np.take_along_axis(tables, num_blocks[:, None] - 1, axis=1).squeeze(1)
     put = lambda x: torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64)).to(shape.device)  # noqa: E731
@@ -142,8 +151,10 @@ def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, 
         shared_blocks=put(shared_blocks),
         shared_rows=put(shared_rows),
         shared_first=put(shared_first),
-        parts=put(parts.reshape(rows * shape.heads, columns)),
-        num_parts=num_parts,
+        parts=put(parts.transpose(0, 2, 1).reshape(rows * shape.heads, columns)),
+        maxima=torch.full((num_parts,), MASKED, dtype=shape.dtype, device=shape.device),
+        sums=torch.zeros(num_parts, dtype=shape.dtype, device=shape.device),
+        weighted=torch.zeros(num_parts, shape.head_dim, dtype=shape.dtype, device=shape.device),
     )
 
 

@@ -29,6 +29,14 @@ class Runner:
         self._attention = register_paged_attention()
         self._index: DecodeIndex | None = None
         self._index_of: tuple[int, np.ndarray] | None = None
+        self._rows = self._padding = self._blocks = self._gaps = 0
+
+    def waste(self) -> dict[str, float]:
+        """Shares of what was computed for nobody, see `NativeEngine.statistics`."""
+        return {
+            "wasted_rows": self._padding / max(1, self._rows),
+            "wasted_blocks": self._gaps / max(1, self._blocks),
+        }
 
     @torch.no_grad()
     def run(self, batch: Batch) -> tuple[Tensor, np.ndarray]:
@@ -36,6 +44,7 @@ class Runner:
 
         The decoding slots come first, then the samples of the prompts that are complete.
         """
+        self.cache.copy_blocks(batch.moves)
         plan = self._plan(batch)
         with self._borrowed():
             output = self.module(
@@ -57,14 +66,12 @@ class Runner:
 
     def _share_tails(self, batch: Batch) -> None:
         """Copy the last, not yet full block of each complete prompt to all of its samples, who write into it."""
-        sources, targets = [], []
+        pairs = []
         for prefill in batch.starting:
             if prefill.ids.size % self.cache.shape.block_size:
-                first, *others = (s.blocks[-1] for s in prefill.members)
-                sources += [first] * len(others)
-                targets += others
-        if targets:
-            self.cache.copy_blocks(sources, targets)
+                first, *others = (int(self.scheduler.blocks_of(s)[-1]) for s in prefill.members)
+                pairs += [(first, other) for other in others]
+        self.cache.copy_blocks(pairs)
 
     @contextmanager
     def _borrowed(self) -> Iterator[None]:
@@ -90,13 +97,14 @@ class Runner:
         for prefill, start, length in batch.chunks:
             ids.append(prefill.ids[start : start + length])
             positions.append(np.arange(start, start + length))
-            blocks = np.array(prefill.members[0].blocks, np.int64)
+            blocks = scheduler.blocks_of(prefill.members[0])
             tables.append(blocks[positions[-1] // size])
             chunks.append(Chunk(start, length, torch.from_numpy(blocks).to(device)))
             tokens += length
             if start + length == prefill.ids.size:
                 ends.append(tokens - 1)
         padding = -tokens % ROWS
+        self._rows, self._padding = self._rows + tokens + padding, self._padding + padding
         position = torch.from_numpy(np.concatenate([*positions, np.zeros(padding, np.int64)])).to(device)
         new = torch.from_numpy(np.concatenate([*ids, np.zeros(padding, np.int64)])).to(device)
         blocks_of = torch.from_numpy(np.concatenate(tables)).to(device)
@@ -118,16 +126,11 @@ class Runner:
 
     def _decode_index(self, slots: np.ndarray) -> DecodeIndex:
         """The index of the last pass, if no block changed hands and the same rows decode."""
-        scheduler = self.scheduler
-        changes = scheduler.pool.changes
-        if (
-            self._index is None
-            or self._index_of is None
-            or self._index_of[0] != changes
-            or self._index_of[1] is not slots
-        ):
-            counts = scheduler.num_blocks[slots]
-            tables = scheduler.tables[slots, : counts.max()]
-            self._index = decode_index(self.cache.shape, tables, counts, scheduler.num_shared[slots])
-            self._index_of = (changes, slots)
+        scheduler, known = self.scheduler, self._index_of
+        counts, shared = scheduler.num_blocks[slots], scheduler.num_shared[slots]
+        if self._index is None or known is None or known[0] != scheduler.pool.changes or known[1] is not slots:
+            self._index = decode_index(self.cache.shape, scheduler.tables[slots, : counts.max()], counts, shared)
+            self._index_of = (scheduler.pool.changes, slots)
+        self._blocks += self._index.num_private
+        self._gaps += self._index.num_private - int((counts - shared).sum())
         return self._index

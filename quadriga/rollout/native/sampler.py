@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,21 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadriga.rollout.native.randomness import uniforms
-from quadriga.rollout.native.slots import SlotTable
+from quadriga.rollout.native.slots import Sampled, SlotTable
+from quadriga.rollout.sampling import SamplingParams
 
 _GROUP = 64
 """The inverse of the distribution function is found in two steps: the group of this many tokens, then the token."""
 _FIRST_SORT = 256
 """So many of the likeliest tokens are looked at first for top-p; all of them only if their mass does not do."""
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """`[R]` each; see `Completion` for the two log-probs."""
-
-    tokens: Tensor
-    log_probs: Tensor
-    full_log_probs: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,6 +28,18 @@ class Needs:
     truncation: bool = False
     penalty: bool = False
     min_new: bool = False
+
+
+def needs_of(params: Iterable[SamplingParams]) -> Needs:
+    """Which transforms these parameters ask for."""
+    params = set(params)
+    return Needs(
+        temperature=any(p.scale_temperature != 1 for p in params),
+        greedy=any(p.greedy for p in params),
+        truncation=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+        penalty=any(p.repetition_penalty != 1 for p in params),
+        min_new=any(p.min_new_tokens > 0 for p in params),
+    )
 
 
 def sample(logits: Tensor, table: SlotTable, slots: Tensor, needs: Needs) -> Sampled:
@@ -115,7 +120,8 @@ def _inverse_cdf(weights: Tensor, sums: Tensor, u: Tensor) -> Tensor:
     cumulative = sums.cumsum(-1)
     total = cumulative[:, -1]
     target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))[:, None]
-    group = torch.searchsorted(cumulative, target, right=True)
+    # NaN would be found behind the last group; the caller sees it in the log-prob.
+    group = torch.searchsorted(cumulative, target, right=True).clamp_(max=sums.shape[1] - 1)
     before = F.pad(cumulative, (1, 0)).gather(1, group)
     members = group * _GROUP + torch.arange(_GROUP, device=weights.device)
     inside = members < weights.shape[1]

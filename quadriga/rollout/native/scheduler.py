@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from quadriga.rollout.native.blocks import BlockPool
 from quadriga.rollout.native.sequence import Prefill, Sequence
 
+Chunks = list[tuple[Prefill, int, int]]
+"""Pieces of prompts: of which, from which token on, how many tokens."""
+
 
 @dataclass(eq=False)
 class Batch:
-    """Work of one pass: the slots that decode one token each, and the chunks `(prefill, start, length)` of prompts."""
+    """Work of one pass: the slots that decode one token each, and the chunks of prompts."""
 
     slots: np.ndarray
-    chunks: list[tuple[Prefill, int, int]] = field(default_factory=list)
+    chunks: Chunks
+    moves: list[tuple[int, int]]
+    """Blocks to copy before the pass."""
 
     @property
     def starting(self) -> list[Prefill]:
@@ -31,6 +36,10 @@ class Scheduler:
     A prompt of at most `max_batched_tokens` is never cut and a longer one is cut at multiples of it, so where a prompt
     is cut does not depend on what else is waiting. The last to come is the first to be preempted; a preempted sample
     goes to the head of the queue and computes its prompt and its own tokens again.
+
+    Args:
+        max_tokens: of the longest sequence.
+        on_preempt: called with a running sample that is about to lose its slot.
     """
 
     def __init__(
@@ -49,15 +58,18 @@ class Scheduler:
         self.prefilling: list[Prefill] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        width = self.blocks_for(max_tokens)
-        self.tables = np.zeros((max_slots, width), np.int64)
+        # By slot: block ids, how many there are, how many of the first are shared, and tokens in the cache.
+        self.tables = np.zeros((max_slots, self.blocks_for(max_tokens)), np.int64)
         self.num_blocks, self.num_shared, self.lengths = (np.zeros(max_slots, np.int64) for _ in range(3))
         self._free_slots = list(range(max_slots))[::-1]
-        self._slots: np.ndarray | None = None
+        self._slots = np.zeros(0, np.int64)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks of a sequence that holds `tokens` and is about to write one more."""
         return tokens // self.block_size + 1
+
+    def blocks_of(self, sequence: Sequence) -> np.ndarray:
+        return self.tables[sequence.slot, : self.num_blocks[sequence.slot]]
 
     @property
     def idle(self) -> bool:
@@ -70,11 +82,11 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         self._extend_running()
-        chunks = self._continue_prefills()
+        chunks: Chunks = []
+        for prefill in self.prefilling:
+            self._add_chunk(chunks, prefill)
         self._admit(chunks)
-        if self._slots is None:
-            self._slots = np.array([s.slot for s in self.running], np.int64)
-        return Batch(self._slots, chunks)
+        return Batch(self._slots, chunks, self._close_gaps())
 
     def advance(self, batch: Batch) -> None:
         """Note that `batch` is in the cache now; samples of finished prompts run from here on."""
@@ -83,47 +95,32 @@ class Scheduler:
             prefill.done = start + length
         for prefill in batch.starting:
             self.prefilling.remove(prefill)
-            self.running.extend(prefill.members)
-            self._slots = None
+            self._set_running([*self.running, *prefill.members])
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
         """Take running samples out and free what they hold."""
         gone = set(map(id, sequences))
-        for sequence in self.running:
-            if id(sequence) in gone:
+        if gone:
+            leaving = [s for s in self.running if id(s) in gone]
+            self._set_running([s for s in self.running if id(s) not in gone])
+            for sequence in leaving:
                 self._free(sequence)
-        self.running = [s for s in self.running if id(s) not in gone]
-        self._slots = None
 
     def withdraw(self, is_over: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Take out every sample, in whatever state, of which `is_over` holds; the caller saves running ones first."""
+        """Take out every sample, in whatever state, of which `is_over` holds; returns them."""
         out = [s for s in self.running if is_over(s)]
         self.finish(out)
-        for queue in (self.prefilling, self.waiting):
-            for prefill in list(queue):
-                leaving = [s for s in prefill.members if is_over(s)]
-                if not leaving:
-                    continue
+        for prefill in [*self.prefilling, *self.waiting]:
+            leaving = [s for s in prefill.members if is_over(s)]
+            if leaving:
                 out += leaving
-                if len(leaving) == len(prefill.members):
-                    queue.remove(prefill)
-                elif prefill.members[0] in leaving and prefill in self.prefilling:
-                    # The first member holds the block with the prompt's tail: start over with the others.
-                    self._requeue(prefill, [s for s in prefill.members if s not in leaving])
-                    leaving = prefill.members
-                else:
-                    prefill.members = [s for s in prefill.members if s not in leaving]
-                for sequence in leaving:
-                    if sequence.slot >= 0:
-                        self._free(sequence)
+                self._take_out(prefill, [s for s in prefill.members if s not in leaving])
         return out
 
     # ---- parts of schedule -------------------------------------------------------------------------------------------
 
     def _extend_running(self) -> None:
         """A block for every running sample whose next token needs one."""
-        if self._slots is None:
-            self._slots = np.array([s.slot for s in self.running], np.int64)
         full = self.lengths[self._slots] == self.num_blocks[self._slots] * self.block_size
         for sequence in [self.running[i] for i in np.flatnonzero(full)]:
             while sequence.slot >= 0 and not self.pool.num_free:
@@ -131,36 +128,26 @@ class Scheduler:
             if sequence.slot >= 0:
                 self._append(sequence, self.pool.take())
 
-    def _continue_prefills(self) -> list[tuple[Prefill, int, int]]:
-        chunks: list[tuple[Prefill, int, int]] = []
-        for prefill in self.prefilling:
-            self._add_chunk(chunks, prefill)
-        return chunks
-
-    def _admit(self, chunks: list[tuple[Prefill, int, int]]) -> None:
+    def _admit(self, chunks: Chunks) -> None:
         reserve = len(self.running) // 8  # a block for some of those who need one soon: fewer preemptions
         while self.waiting:
             prefill = self.waiting[0]
             full, members = prefill.ids.size // self.block_size, len(prefill.members)
-            idle = not (self.running or self.prefilling)
-            needed = full + members + (0 if idle else reserve)
+            needed = full + members + (reserve if self.running or self.prefilling else 0)
             if members > len(self._free_slots) or needed > self.pool.num_free or not self._add_chunk(chunks, prefill):
                 return
-            self.waiting.popleft()
-            self.prefilling.append(prefill)
-            shared = [self.pool.take(from_high_end=members > 1) for _ in range(full)]
+            self.prefilling.append(self.waiting.popleft())
+            prompt = [self.pool.take(from_high_end=members > 1) for _ in range(full)]
             for i, sequence in enumerate(prefill.members):
                 sequence.slot = self._free_slots.pop()
-                sequence.blocks = []
-                sequence.num_shared = full if members > 1 else 0
-                self.num_shared[sequence.slot] = sequence.num_shared
                 self.num_blocks[sequence.slot] = 0
+                self.num_shared[sequence.slot] = full if members > 1 else 0
                 self.lengths[sequence.slot] = prefill.ids.size
-                for block in shared:
+                for block in prompt:
                     self._append(sequence, self.pool.share(block) if i else block)
                 self._append(sequence, self.pool.take())
 
-    def _add_chunk(self, chunks: list[tuple[Prefill, int, int]], prefill: Prefill) -> bool:
+    def _add_chunk(self, chunks: Chunks, prefill: Prefill) -> bool:
         """Put the next chunk of `prefill` into `chunks` if the pass has room for it."""
         length = min(prefill.ids.size - prefill.done, self.max_batched_tokens)
         if chunks and sum(c[2] for c in chunks) + length > self.max_batched_tokens:
@@ -168,34 +155,58 @@ class Scheduler:
         chunks.append((prefill, prefill.done, length))
         return True
 
+    def _close_gaps(self) -> list[tuple[int, int]]:
+        """Move blocks down when over a fifth of the range that decoding reads belongs to nobody; `(from, to)` of each."""
+        tables, column = self.tables[self._slots], np.arange(self.tables.shape[1])
+        own = (column >= self.num_shared[self._slots, None]) & (column < self.num_blocks[self._slots, None])
+        blocks = np.sort(tables[own])[::-1]
+        if not blocks.size or blocks[0] + 1 <= 1.25 * blocks.size + 8:
+            return []
+        gaps = np.flatnonzero(self.pool.owners[: blocks[0]] == 0)
+        count = min(gaps.size, blocks.size)
+        moves = [(int(a), int(b)) for a, b in zip(blocks[:count], gaps[:count]) if b < a]
+        moved = np.arange(self.pool.num_blocks)
+        for source, target in moves:
+            self.pool.move(source, target)
+            moved[source] = target
+        self.tables[self._slots] = moved[tables]
+        return moves
+
     # ---- changes of state --------------------------------------------------------------------------------------------
 
+    def _set_running(self, sequences: list[Sequence]) -> None:
+        self.running = sequences
+        self._slots = np.array([s.slot for s in sequences], np.int64)
+
     def _append(self, sequence: Sequence, block: int) -> None:
-        self.tables[sequence.slot, len(sequence.blocks)] = block
-        sequence.blocks.append(block)
+        self.tables[sequence.slot, self.num_blocks[sequence.slot]] = block
         self.num_blocks[sequence.slot] += 1
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release(self.blocks_of(sequence).tolist())
+        self.num_blocks[sequence.slot] = 0
         self._free_slots.append(sequence.slot)
-        sequence.blocks, sequence.num_shared, sequence.slot = [], 0, -1
+        sequence.slot = -1
 
     def _preempt_last(self) -> None:
         self.preemptions += 1
         if self.prefilling:
-            prefill = self.prefilling[-1]
-            members = list(prefill.members)
-            self._requeue(prefill, members)
-            for sequence in members:
-                self._free(sequence)
+            self._take_out(self.prefilling[-1], self.prefilling[-1].members)
             return
-        sequence = self.running.pop()
-        self._slots = None
+        sequence = self.running[-1]
         self.on_preempt(sequence)
-        self._free(sequence)
-        ids = np.concatenate([np.asarray(sequence.request.prompt_ids, np.int64), np.array(sequence.tokens, np.int64)])
+        self.finish([sequence])
+        ids = np.array([*sequence.request.prompt_ids, *sequence.tokens], np.int64)
         self.waiting.appendleft(Prefill(ids, [sequence]))
 
-    def _requeue(self, prefill: Prefill, members: list[Sequence]) -> None:
-        self.prefilling.remove(prefill)
-        self.waiting.appendleft(Prefill(prefill.ids, members))
+    def _take_out(self, prefill: Prefill, staying: list[Sequence]) -> None:
+        """Free a prompt that is waiting or being computed; those of its samples who stay wait for it anew."""
+        queue = self.prefilling if prefill in self.prefilling else self.waiting
+        place = queue.index(prefill)
+        queue.remove(prefill)
+        for sequence in prefill.members:
+            if sequence.slot >= 0:
+                self._free(sequence)
+        if staying:
+            again = Prefill(prefill.ids, list(staying))
+            self.waiting.insert(place if queue is self.waiting else 0, again)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from quadriga.rollout.native.sequence import Sequence
+
+NOT_FINITE = 3
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A token for each of some slots, `[R]` each; see `Completion` for the two log-probs."""
+
+    tokens: Tensor
+    log_probs: Tensor
+    full_log_probs: Tensor
 
 
 class SlotTable:
@@ -68,19 +81,20 @@ class SlotTable:
         sequence.log_probs = self.log_probs[sequence.slot, done].tolist()
         sequence.full_log_probs = self.full_log_probs[sequence.slot, done].tolist()
 
-    def append(self, slots: Tensor, tokens: Tensor, log_probs: Tensor, full_log_probs: Tensor) -> Tensor:
-        """Add one token to each of `slots[R]`; returns a code for each: 0 goes on, 1 stop token, 2 full length."""
-        count = self.count[slots]
+    def append(self, slots: Tensor, sampled: Sampled) -> Tensor:
+        """Add one token to each of `slots[R]`; a code for each: 0 goes on, 1 stop token, 2 full length, `NOT_FINITE`."""
+        count, tokens = self.count[slots], sampled.tokens
         self.tokens[slots, count] = tokens
-        self.log_probs[slots, count] = log_probs
-        self.full_log_probs[slots, count] = full_log_probs
+        self.log_probs[slots, count] = sampled.log_probs
+        self.full_log_probs[slots, count] = sampled.full_log_probs
         self.last_token[slots] = tokens
         self.count[slots] = count + 1
         if self.seen is not None:
             self.seen[slots, tokens] = True
-        stopped = (tokens[:, None] == self.stop_ids[slots]).any(1)
-        full = count + 1 >= self.max_new[slots]
-        return torch.where(stopped, 1, torch.where(full, 2, 0))
+        codes = torch.where(count + 1 >= self.max_new[slots], 2, 0)
+        codes[(tokens[:, None] == self.stop_ids[slots]).any(1)] = 1
+        codes[~sampled.full_log_probs.isfinite()] = NOT_FINITE
+        return codes
 
     def _mark_seen(self, sequence: Sequence) -> None:
         if self.seen is None:
