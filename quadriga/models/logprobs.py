@@ -69,23 +69,28 @@ class _ChunkedLogProbs(torch.autograd.Function):
         exact = _logits_dtype(hidden)
         normaliser, target_logit, entropy = (hidden.new_zeros(rows, dtype=exact) for _ in range(3))
         buffer = hidden.new_empty(min(chunk_rows, rows), weight.shape[0], dtype=exact)
+        # The entropy needs logits and probabilities at once; without it one buffer is turned into the other.
+        scratch = torch.empty_like(buffer) if with_entropy else buffer
         for start in range(0, rows, chunk_rows):
             part = slice(start, min(start + chunk_rows, rows))
             logits, _ = _logits(hidden[part], weight, bias, transform, buffer)
             target_logit[part] = logits.gather(1, targets[part, None]).squeeze(1)
-            normaliser[part] = torch.logsumexp(logits, dim=1)
+            highest = logits.amax(dim=1, keepdim=True)
+            likelihoods = torch.sub(logits, highest, out=scratch[: logits.shape[0]]).exp_()
+            total = likelihoods.sum(1)
+            normaliser[part] = total.log().add_(highest.squeeze(1))
             if with_entropy:
-                expected = (logits - normaliser[part, None]).exp_().mul_(logits).sum(1)
-                entropy[part] = normaliser[part] - expected
+                entropy[part] = normaliser[part] - torch.linalg.vecdot(likelihoods, logits).div_(total)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
-        ctx.transform, ctx.with_entropy, ctx.chunk_rows = transform, with_entropy, chunk_rows
+        ctx.transform, ctx.chunk_rows = transform, chunk_rows
+        ctx.set_materialize_grads(False)
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         return target_logit - normaliser, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_log_prob, grad_entropy = grads
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_log_prob, grad_entropy = grads  # None where the loss does not depend on it
         hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
         rows, exact = hidden.shape[0], _logits_dtype(hidden)
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
@@ -96,14 +101,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for start in range(0, rows, ctx.chunk_rows):
             part = slice(start, min(start + ctx.chunk_rows, rows))
             logits, slope = _logits(hidden[part], weight, bias, ctx.transform, buffer, with_slope=True)
-            per_row = grad_log_prob[part, None]
             logits.sub_(normaliser[part, None])  # log p of every token
-            if ctx.with_entropy:
-                # dH/dz = −p (log p + H)
+            per_row = normaliser.new_zeros(logits.shape[0], 1) if grad_log_prob is None else grad_log_prob[part, None]
+            if grad_entropy is None:
+                grad_logits = logits.exp_().mul_(-per_row)
+            else:  # dH/dz = −p (log p + H)
                 pull = (logits + entropy[part, None]).mul_(-grad_entropy[part, None]).sub_(per_row)
                 grad_logits = logits.exp_().mul_(pull)
-            else:
-                grad_logits = logits.exp_().mul_(-per_row)
             grad_logits.scatter_add_(1, targets[part, None], per_row)
             if isinstance(slope, Tensor) or slope != 1:
                 grad_logits.mul_(slope)
