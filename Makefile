@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 .PHONY: quickstart test test-slow lint venv clean
 
 quickstart: $(READY)  ## set up and run the main job
-	$(BIN)/quadriga train
+	$(BIN)/quadriga train --config-name=quickstart
 
 test: $(READY) lint  ## set up and pass the tests
 	$(BIN)/python -m pytest -m "not slow and not gpu"

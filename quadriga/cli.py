@@ -12,9 +12,13 @@ from quadriga.errors import QuadrigaError
 from quadriga.version import __version__
 
 COMMANDS = {
-    "train": ("quadriga.trainer.main_ppo:_run_hydra", "run a PPO-family job: quadriga train key=value …"),
+    "train": (
+        "quadriga.trainer.main_ppo:_run_hydra",
+        "run a PPO-family job: quadriga train key=value … (without arguments: the quickstart)",
+    ),
     "plan": ("quadriga.config.plan:main", "print what a configuration amounts to, without running it"),
     "doctor": ("quadriga.doctor:main", "check this machine, and say how to mend what is wrong"),
+    "export": ("quadriga.checkpoint.command:main", "a checkpoint's model as a Hugging Face folder"),
     "prep": ("quadriga.data.prep.command:main", "turn a dataset into training and test files"),
 }
 
@@ -36,6 +40,8 @@ def run(arguments: list[str]) -> int:
         print(f"quadriga: unknown command {name!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
         print(_help(), file=sys.stderr)
         return 2
+    if name == "train" and not rest:
+        rest = ["--config-name=quickstart"]  # the embedded model and its task, with settings that suit them
     module, function = COMMANDS[name][0].split(":")
     return run_command(getattr(importlib.import_module(module), function), rest)
 

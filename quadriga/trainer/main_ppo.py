@@ -15,6 +15,7 @@ from quadriga.config.needs import need_critic, need_reference_policy
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.errors import QuadrigaError
+from quadriga.tracking.sinks import check_sinks
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.ppo.role import Role
@@ -38,6 +39,7 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         task_runner_class: a class like `TaskRunner`, plain or made by `ray.remote`, that conducts the run instead of it.
     """
     checked = load_config(config)
+    check_sinks(checked.trainer.logger)
     from quadriga.trainer.watching import conclude, watch, watch_here
 
     if checked.trainer.executor == "local":
@@ -53,7 +55,7 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         start_ray({**checked.ray_kwargs.ray_init, "runtime_env": runtime_env})
     runner = _start_runner(task_runner_class or TaskRunner, runtime_env)
     try:
-        watch(runner, runner.run.remote(config))
+        watch(runner, runner.run.remote(config), show="console" in checked.trainer.logger)
         conclude(checked)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, QuadrigaError):

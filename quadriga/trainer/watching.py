@@ -12,16 +12,16 @@ POLL_S = 0.3
 STOP_GRACE_S = 4.0
 
 
-def watch(runner: Any, running: Any) -> None:
+def watch(runner: Any, running: Any, show: bool = True) -> None:
     """Wait for `running`, the call of `runner.run`, showing the run's news meanwhile; raises what the run raised.
 
-    A runner without `news`, such as a user's own, is just waited for.
+    A runner without `news`, such as a user's own, is just waited for, and so is any if `show` is False.
     """
     import ray
 
     from quadriga.tracking.console import LiveView
 
-    if not hasattr(runner, "news"):
+    if not show or not hasattr(runner, "news"):
         ray.get(running)
         return
     cursor = 0

@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 
 from quadriga.config import Config, as_plain_dict, compose, load_config
 from quadriga.config.names import allow_name
-from quadriga.config.placement import learning_slots
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
     need_reward_model,
     uses_token_budget,
 )
+from quadriga.config.placement import learning_slots
 from quadriga.config.typed import all_keys, default_of, nearest_keys
 from quadriga.errors import ConfigError
 

@@ -12,6 +12,9 @@ from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.timeline import Timeline
 from quadriga.tracking.tracker import Tracking
 
+KEPT_SAMPLES = 1024
+"""Rows of a step or a validation that the run directory keeps; `trainer.rollout_data_dir` has them all."""
+
 
 class Journal:
     """One object for everything that a step leaves behind.
@@ -51,8 +54,8 @@ class Journal:
         self.tracking.log(step, metrics)
 
     def samples(self, step: int, rows: list[dict[str, Any]], kind: str) -> None:
-        """Keep the rows of a step (`train`) or of a validation (`val`), in the run directory and where the user asks."""
-        self.directory.write_samples(step, rows, kind)
+        """Keep rows of a step (`train`) or of a validation (`val`): some in the run directory, all where the user asks."""
+        self.directory.write_samples(step, rows[:KEPT_SAMPLES], kind)
         if self._sample_folders[kind]:
             self.directory.write_samples(step, rows, kind, self._sample_folders[kind])
         if kind == "val":

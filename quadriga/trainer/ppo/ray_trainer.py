@@ -89,9 +89,11 @@ class RayPPOTrainer:
         self.tracking.begin(self.config, self.step, self.total_steps)
         self.hand_over_weights()
         if self.step == 0 and (self.config.trainer.val_before_train or self.config.trainer.val_only):
-            self.tracking.log(self.step, self.validate())
+            figures = self.validate()
+            self.tracking.log(self.step, figures | self.tracking.phases.take_timings())
         while self.step < self.total_steps and not self.config.trainer.val_only and not self.stop_requested:
             self.step += 1
+            self.tracking.phases.start_step(self.step)
             self.metrics = {}
             with self.phase("step"):
                 batch = self.next_scored_batch()
@@ -102,9 +104,9 @@ class RayPPOTrainer:
                 self.hand_over_weights()
             if self.is_due(self.config.trainer.test_freq):
                 self.metrics |= self.validate()
-            self.report(batch)
             if self.is_due(self.config.trainer.save_freq) or self.stop_requested:
                 self.save()
+            self.report(batch)
 
     # ---- 1, 2: prompts, responses, scores ----
 
@@ -343,7 +345,7 @@ class RayPPOTrainer:
             "ignore_eos": False,
         }
         rows: list[dict[str, Any]] = []
-        with self.phase("testing"):
+        with self.tracking.phases("testing", whole=True):
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
                 batch = self.generate(prompts, val.n, sampling)
                 told = self.val_reward_fn(batch, return_dict=True)
