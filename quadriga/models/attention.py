@@ -167,7 +167,8 @@ def _visible(length: int, prefix: int, window: int | None, device: torch.device,
 
 
 def _can_use_varlen(q: Tensor, k: Tensor, dropout: float) -> bool:
-    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0 and q.shape[-1] <= 256
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.shape[-1] == k.shape[-1]
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0 and fits
 
 
 def _varlen(
