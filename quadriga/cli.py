@@ -14,7 +14,7 @@ from quadriga.version import __version__
 COMMANDS = {
     "train": (
         "quadriga.trainer.main_ppo:_run_hydra",
-        "run a PPO-family job: quadriga train key=value … (without arguments: the quickstart)",
+        "run a PPO-family job with key=value …; without arguments, the quickstart",
     ),
     "plan": ("quadriga.config.plan:main", "print what a configuration amounts to, without running it"),
     "doctor": ("quadriga.doctor:main", "check this machine, and say how to mend what is wrong"),
