@@ -76,44 +76,44 @@ def _decode(plan: StepPlan, layer: int, q: Tensor, window: int | None, softcap: 
     """One scaled query `[B, heads, D]` a row, over all its keys."""
     index, shape = plan.decode, plan.cache.shape
     assert index is not None
-    private_mask, shared_mask = plan.mask(window)
     q = q.reshape(-1, shape.kv_heads, shape.group, shape.head_dim)
     keys, values = plan.cache.keys[layer], plan.cache.values[layer]
-    count = index.num_private
-    part = _attend(index, 0, q.index_select(0, index.private_row), keys[:count], values[:count], private_mask, softcap)
+    own = slice(index.num_private)
+    products = [(q.index_select(0, index.private_row), keys[own], values[own])]
     if index.shared_blocks.numel():
         key, value = (pool.index_select(0, index.shared_blocks) for pool in (keys, values))
-        for turn, rows in enumerate(index.shared_rows):
+        for rows in index.shared_rows:
             queries = q.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2).flatten(2, 3)
-            mask = None if shared_mask is None else shared_mask[turn]
-            part = _attend(index, part, queries, key, value, mask, softcap)
+            products.append((queries, key, value))
+    # Each product fills its own run of parts: queries [X, kv, M, D] over keys and values [X, kv, block, D].
+    scores, weighted = (
+        x.split([p[0].shape[:3].numel() for p in products]) for x in (index.scores, index.weighted[:-1])
+    )
+    for (queries, key, _), out in zip(products, scores, strict=True):
+        key = key.flatten(0, 1).transpose(1, 2)
+        torch.bmm(queries.flatten(0, 1), key, out=out.view(key.shape[0], queries.shape[2], -1))
+    _weigh(index, *plan.mask(window), softcap)
+    for (queries, _, value), weights, out in zip(products, scores, weighted, strict=True):
+        size = (-1, queries.shape[2], shape.block_size)
+        torch.bmm(weights.view(size), value.flatten(0, 1), out=out.view(*size[:2], shape.head_dim))
     return _merge(index).view(-1, shape.heads, shape.head_dim)
 
 
-def _attend(
-    index: DecodeIndex,
-    first: int,
-    queries: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    softcap: float | None,
-) -> int:
-    """Parts from number `first` on: queries `[X, kv, M, D]` over keys and values `[X, kv, block, D]`; returns the next."""
-    scores = queries @ key.transpose(-1, -2)
+def _weigh(index: DecodeIndex, private_mask: Tensor, shared_mask: Tensor | None, softcap: float | None) -> None:
+    """Turn the scores of each part into weights relative to its maximum; note maximum and sum."""
+    scores, maxima, sums = index.scores, index.maxima[:-1], index.sums[:-1]
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        scores.view(*scores.shape[:2], *mask.shape[2:-2], -1, scores.shape[-1]).add_(mask)
-    flat = scores.view(-1, scores.shape[-1])
-    part = slice(first, first + flat.shape[0])
-    torch.amax(flat, -1, out=index.maxima[part])
+    own, shared = scores.split([index.num_private_parts, len(scores) - index.num_private_parts])
+    own.view(index.num_private, -1, scores.shape[1]).add_(private_mask)
+    if shared_mask is not None and shared.numel():
+        turns, blocks, at_once = index.shared_rows.shape
+        shape = (turns, blocks, -1, at_once, index.group, scores.shape[1])
+        shared.view(shape).add_(shared_mask)
+    torch.amax(scores, -1, out=maxima)
     # e^-80 beside e^0 changes no bit, and exponents that underflow are slow to compute.
-    flat.sub_(index.maxima[part, None]).clamp_(min=-80).exp_()
-    torch.sum(flat, -1, out=index.sums[part])
-    out = index.weighted[part].view(-1, scores.shape[2], value.shape[-1])
-    torch.bmm(scores.flatten(0, 1), value.flatten(0, 1), out=out)
-    return part.stop
+    scores.sub_(maxima[:, None]).clamp_(min=-80).exp_()
+    torch.sum(scores, -1, out=sums)
 
 
 def _merge(index: DecodeIndex) -> Tensor:

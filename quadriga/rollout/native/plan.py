@@ -46,6 +46,11 @@ class DecodeIndex:
     """`[S]`"""
     parts: Tensor
     """`[B * heads, N]` indices of parts, padded with the last one, which always weighs nothing"""
+    num_private_parts: int
+    group: int
+    """Query heads that read the same key and value head"""
+    scores: Tensor
+    """`[parts - 1, block]`"""
     maxima: Tensor
     """`[parts]`"""
     sums: Tensor
@@ -83,7 +88,7 @@ class StepPlan:
     logit_rows: Tensor
     """Rows whose logits are wanted, padded to a multiple of `ROWS`"""
     masks: dict[int | None, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    """By sliding window: scores to add for private `[num_private, 1, 1, block]` and shared `[O / W, S, 1, W, 1, block]` keys"""
+    """By sliding window: scores to add for private `[num_private, 1, block]` and shared `[O / W, S, 1, W, 1, block]` keys"""
 
     def mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
         if window not in self.masks:
@@ -99,14 +104,14 @@ class StepPlan:
             private = torch.zeros(index.num_private, size, dtype=dtype, device=within.device)
             hidden = within > (self.decode_positions % size)[:, None]
             private.index_copy_(0, index.last_block, hidden.to(dtype) * MASKED)
-            return private[:, None, None, :], None
+            return private[:, None, :], None
         position = self.decode_positions.index_select(0, index.private_row)[:, None]
         key = index.private_first[:, None] + within
         private = ((key > position) | (key <= position - window)).to(dtype) * MASKED
         position = self.decode_positions[index.shared_rows][..., None]
         key = (index.shared_first[:, None] + within)[:, None, :]
         shared = (key <= position - window).to(dtype) * MASKED
-        return private[:, None, None, :], shared[:, :, None, :, None, :]
+        return private[:, None, :], shared[:, :, None, :, None, :]
 
 
 def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, num_shared: np.ndarray) -> DecodeIndex:
@@ -152,6 +157,9 @@ def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, 
         shared_rows=put(shared_rows),
         shared_first=put(shared_first),
         parts=put(parts.transpose(0, 2, 1).reshape(rows * shape.heads, columns)),
+        num_private_parts=first_shared,
+        group=shape.group,
+        scores=torch.zeros(num_parts - 1, shape.block_size, dtype=shape.dtype, device=shape.device),
         maxima=torch.full((num_parts,), MASKED, dtype=shape.dtype, device=shape.device),
         sums=torch.zeros(num_parts, dtype=shape.dtype, device=shape.device),
         weighted=torch.zeros(num_parts, shape.head_dim, dtype=shape.dtype, device=shape.device),
