@@ -46,7 +46,8 @@ def gsm8k_samples(file: Path, count: int) -> list[RewardSample]:
 def mixed_samples(file: Path, count: int, hanging_share: float) -> list[RewardSample]:
     samples = gsm8k_samples(file, count)
     for k in range(0, count, 4):
-        samples[k] = RewardSample("lighteval/MATH", f"so \\boxed{{\\frac{{{k}}}{{2}}}}", str(k / 2))
+        truth = f"\\frac{{{k}}}{{2}}" if k % 8 else str(k / 2)  # half of them are equal as text, half by algebra
+        samples[k] = RewardSample("lighteval/MATH", f"so \\boxed{{\\frac{{{k}}}{{2}}}}", truth)
         samples[k + 1] = RewardSample("countdown", "<answer>(3 + 4) * 2</answer>", {"target": 14, "numbers": [2, 3, 4]})
     every = round(1 / hanging_share)
     for j, k in enumerate(range(every // 2, count, every)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import selectors
 import signal
 import socket
@@ -20,57 +19,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from quadriga.errors import RewardError
+from quadriga.rewards.calls import Call, WorkerRecord
 from quadriga.rewards.launch import Nursery
+from quadriga.rewards.processes import cpu_and_state, lower_priority
 from quadriga.rewards.result import ERROR, TIMEOUT
-from quadriga.rewards.wire import Frames, frame
+from quadriga.rewards.wire import frame
 
 _READ_BYTES = 1 << 18
 _CHECK_S = 0.02  # how often clocks are looked at while there is work
 _CHUNK_SECONDS = 0.1  # a hand-over should last about so long
 _TAKE_BACK_S = 0.01  # after so long a worker has seen that its calls were revoked, or shows that it took up another
+_WAITING_S = 0.04  # a call that waits for something so long may be stuck …
+_COMPUTING_S = 0.08  # … and so may one that has used so much CPU time …
+_HEAVY_S = 0.2  # … and one that has used so much is made to yield to the others, if there is a crowd of them
 _MAX_SPAWNING = 4  # spawn orders under way at once
 _MAX_HANDOVERS = 5  # a call that loses its worker so often, without blame, is given up
 _MAX_FALSE_STARTS = 3
 _UNKILLABLE_S = 2.0  # a process in uninterruptible sleep is given up after so long
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """One call of the reward function. `owner` belongs to the pool."""
-
-    payload: bytes
-    owner: Any
-    attempts: int = 1
-    handovers: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Worker:
-    number: int
-    slot: int
-    channel: socket.socket
-    pid: int | None = None
-    outgoing: bytearray = field(default_factory=bytearray)
-    frames: Frames = field(default_factory=Frames)
-    calls: dict[int, Call] = field(default_factory=dict)
-    last_number: int = 0
-    answered: int = 0
-    progress_at: float = 0.0
-    lingering_since: float = 0.0
-    taken_back: bool = False
-    slowed: bool = False
-    dismissed: bool = False
-    condemned_at: float = 0.0
-    condemned_call: int = 0
-    over_memory_mb: int = 0
-
-    @property
-    def active(self) -> bool:
-        return not (self.lingering_since or self.condemned_at or self.dismissed)
 
 
 class Dispatcher:
@@ -96,7 +64,7 @@ class Dispatcher:
         self._submitted: deque[Call] = deque()
         self._preload: deque[str] = deque()
         self._queue: deque[Call] = deque()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerRecord] = {}
         self._free_slots = list(range(nursery.board.slots))
         self._next_worker = 1
         self._spawning = 0
@@ -104,6 +72,7 @@ class Dispatcher:
         self._known_modules: set[str] = set()
         self._to_kill: list[int] = []
         self._next_check = 0.0
+        self._answers = 0
         self._mean_s = min(0.05, timeout_s / 200)  # running mean of how long a call takes
         self._closing = False
         self._error: RewardError | None = None
@@ -192,7 +161,7 @@ class Dispatcher:
             self._give(self._spawn(), size)
             missing -= 1
 
-    def _give(self, worker: _Worker, size: int) -> None:
+    def _give(self, worker: WorkerRecord, size: int) -> None:
         if not worker.calls:
             worker.progress_at = time.monotonic()
         while self._queue and len(worker.calls) < size:
@@ -202,10 +171,10 @@ class Dispatcher:
             worker.outgoing += frame(worker.last_number, call.payload)
         self._send(worker)
 
-    def _spawn(self) -> _Worker:
+    def _spawn(self) -> WorkerRecord:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        worker = _Worker(self._next_worker, self._free_slots.pop(), ours, progress_at=time.monotonic())
+        worker = WorkerRecord(self._next_worker, self._free_slots.pop(), ours, progress_at=time.monotonic())
         self._next_worker += 1
         self._nursery.board.clear(worker.slot)
         with theirs:
@@ -217,12 +186,12 @@ class Dispatcher:
         self.counters["workers_started"] += 1
         return worker
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _dismiss(self, worker: WorkerRecord) -> None:
         worker.dismissed = True
         with contextlib.suppress(OSError):
             worker.channel.shutdown(socket.SHUT_WR)  # it exits when it has read to the end
 
-    def _send(self, worker: _Worker) -> None:
+    def _send(self, worker: WorkerRecord) -> None:
         with contextlib.suppress(BlockingIOError):
             while worker.outgoing:
                 try:
@@ -233,7 +202,7 @@ class Dispatcher:
                 del worker.outgoing[:sent]
         self._listen(worker)
 
-    def _listen(self, worker: _Worker) -> None:
+    def _listen(self, worker: WorkerRecord) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
         key = self._selector.get_map().get(worker.channel.fileno())
         if key is not None and key.events != wanted:
@@ -241,7 +210,7 @@ class Dispatcher:
 
     # -- hearing
 
-    def _on_channel(self, worker: _Worker, mask: int) -> None:
+    def _on_channel(self, worker: WorkerRecord, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             self._send(worker)
         if mask & selectors.EVENT_READ and not self._read(worker):
@@ -250,7 +219,7 @@ class Dispatcher:
             if worker.calls and not worker.condemned_at:
                 self._condemn(worker, blamed=self._nursery.board.current(worker.slot))
 
-    def _read(self, worker: _Worker) -> bool:
+    def _read(self, worker: WorkerRecord) -> bool:
         """Take in what the worker has answered; False at the end of its channel."""
         try:
             data = worker.channel.recv(_READ_BYTES)
@@ -271,11 +240,12 @@ class Dispatcher:
                 self._dismiss(worker)
         return bool(data)
 
-    def _answer(self, worker: _Worker, call: Call, reply: dict[str, Any]) -> None:
+    def _answer(self, worker: WorkerRecord, call: Call, reply: dict[str, Any]) -> None:
         worker.answered += 1
         worker.progress_at = time.monotonic()
         self._false_starts = 0
-        self._mean_s += 0.02 * (reply["seconds"] - self._mean_s)
+        self._answers += 1
+        self._mean_s += max(0.02, 1 / (self._answers + 1)) * (reply["seconds"] - self._mean_s)
         if "imported" in reply:
             new = [name for name in reply["imported"] if name not in self._known_modules]
             self._known_modules.update(new)
@@ -322,7 +292,6 @@ class Dispatcher:
 
     def _check_clocks(self, now: float) -> None:
         board = self._nursery.board
-        patience = min(max(0.1, 20 * self._mean_s), self._timeout_s / 2)
         for worker in list(self._workers.values()):
             started = board.started(worker.slot)
             if worker.condemned_at:
@@ -331,8 +300,8 @@ class Dispatcher:
             elif started > 0.0:
                 if now - started > self._timeout_s:
                     self._condemn(worker, blamed=board.current(worker.slot))
-                elif now - started > patience and worker.active and (self._queue or len(worker.calls) > 1):
-                    self._set_aside(worker, now)
+                else:
+                    self._look_closer(worker, now)
             elif worker.calls and now - worker.progress_at > self._start_timeout_s:
                 self._condemn(worker, blamed=0)
             if worker.lingering_since and not worker.taken_back and now - worker.lingering_since > _TAKE_BACK_S:
@@ -340,32 +309,46 @@ class Dispatcher:
         if self._to_kill and self._nursery.kill(self._to_kill):
             self._to_kill.clear()
 
-    def _set_aside(self, worker: _Worker, now: float) -> None:
-        if not self._free_slots:
+    def _look_closer(self, worker: WorkerRecord, now: float) -> None:
+        """Set a worker aside whose call takes unusually long: by the clock if it waits, by CPU time if it computes."""
+        marked_at, marked_cpu_s = self._nursery.board.marked(worker.slot)
+        waited = now - marked_at
+        if waited < _WAITING_S or worker.pid is None:
             return
-        self._nursery.board.revoke(worker.slot, worker.last_number)
-        worker.lingering_since = now
-        lingering = sum(bool(other.lingering_since) for other in self._workers.values())
-        if lingering > self._num_workers and worker.pid is not None:
-            # One slow call keeps its share of the processor; a crowd of busy loops must not starve the others.
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PGRP, worker.pid, 15)
-                worker.slowed = True
+        cpu_s, state = cpu_and_state(worker.pid)
+        used = cpu_s - marked_cpu_s
+        usual = 10 * self._mean_s
+        if worker.active and (self._queue or len(worker.calls) > 1):
+            stuck = used > max(_COMPUTING_S, usual) if state == "R" else waited > max(_WAITING_S, usual)
+            if stuck or waited > max(self._timeout_s / 4, min(usual, self._timeout_s / 2)):
+                self._set_aside(worker, now)
+        elif worker.lingering_since and not worker.slowed and used > max(_HEAVY_S, self._timeout_s / 50):
+            self._slow_down(worker)
 
-    def _take_back(self, worker: _Worker) -> None:
+    def _set_aside(self, worker: WorkerRecord, now: float) -> None:
+        if self._free_slots:
+            self._nursery.board.revoke(worker.slot, worker.last_number)
+            worker.lingering_since = now
+
+    def _slow_down(self, worker: WorkerRecord) -> None:
+        """A few slow calls keep their share of the processor; a crowd of busy loops must not starve all others."""
+        if sum(bool(other.lingering_since) for other in self._workers.values()) > self._num_workers:
+            worker.slowed = lower_priority(worker.pid or 0)
+
+    def _take_back(self, worker: WorkerRecord) -> None:
         """Give the calls behind a lingering one to others. By now the worker has taken up no further call, or shows it."""
         worker.taken_back = True
         at = self._nursery.board.current(worker.slot)
         back = [number for number in worker.calls if number > at]
         self._queue.extendleft(reversed([worker.calls.pop(number) for number in back]))
 
-    def _condemn(self, worker: _Worker, blamed: int) -> None:
+    def _condemn(self, worker: WorkerRecord, blamed: int) -> None:
         if worker.pid is None:
             return  # not yet reported by the zygote; the next look at the clocks comes soon
         worker.condemned_at, worker.condemned_call = time.monotonic(), blamed
         self._to_kill.append(worker.pid)
 
-    def _bury(self, worker: _Worker, code: int) -> None:
+    def _bury(self, worker: WorkerRecord, code: int) -> None:
         """The process has ended: blame the call it was at, give the others to someone else."""
         while self._read(worker) and self._has_data(worker):
             pass
@@ -390,13 +373,13 @@ class Dispatcher:
         elif guilty is not None:
             self._failed(guilty, ERROR, self._cause(worker, code))
 
-    def _has_data(self, worker: _Worker) -> bool:
+    def _has_data(self, worker: WorkerRecord) -> bool:
         try:
             return bool(worker.channel.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _give_back(self, worker: WorkerRecord) -> None:
         for call in reversed([worker.calls[number] for number in sorted(worker.calls)]):
             call.handovers += 1
             if call.handovers > _MAX_HANDOVERS:
@@ -411,7 +394,7 @@ class Dispatcher:
         if self._false_starts > _MAX_FALSE_STARTS:
             self.stop(self._nursery.lost({"worker_ended": code}))
 
-    def _cause(self, worker: _Worker, code: int) -> str:
+    def _cause(self, worker: WorkerRecord, code: int) -> str:
         if worker.over_memory_mb:
             return f"scoring used {worker.over_memory_mb} MB, more than memory_limit_mb allows, and was killed"
         if code >= 0:

@@ -1,11 +1,13 @@
 """Where scoring processes come from and end: the warden and the zygote.
 
-    driver ── warden ── zygote ── workers ── whatever user code starts
+    driver ── keeper ── warden ── zygote ── workers ── whatever user code starts
 
 The **warden** never runs user code, so it cannot hang. It adopts orphans, kills process trees when the driver asks or
 when one outgrows its memory, and ends everything as soon as the driver is gone, however the driver ended. The
 **zygote** imports the reward function once and forks workers from there: a replacement costs milliseconds, not an
 import. If importing started threads, forking would be unsafe; the zygote then starts fresh interpreters instead.
+The **keeper** does nothing but end what is left should the warden be killed; should the keeper be killed (Ray kills the
+children of an actor that ends), the warden does the same.
 """
 
 from __future__ import annotations
@@ -50,13 +52,23 @@ def _send(control: socket.socket, **message: Any) -> None:
 
 
 def warden_main(*words: str) -> None:
-    """Words: the descriptors of the warden's socket, the zygote's socket, the board and the setup; the driver's pid."""
+    """The keeper, which starts the warden and the zygote.
+
+    Words: descriptors of the warden's socket, the zygote's socket, the board and the setup; the driver's pid.
+    """
     control_fd, zygote_fd, board_fd, setup_fd, driver = map(int, words)
     with os.fdopen(setup_fd, "rb") as file:
         setup = pickle.load(file)
     adopt_orphans()
+    if (warden := os.fork()) != 0:
+        os.close(control_fd)
+        os.close(zygote_fd)
+        os.waitpid(warden, 0)
+        end_children()
+        return
+    adopt_orphans()
     control = socket.socket(fileno=control_fd)
-    warden = os.getpid()
+    warden, keeper = os.getpid(), os.getppid()
     zygote = os.fork()
     if zygote == 0:
         control.close()
@@ -64,12 +76,20 @@ def warden_main(*words: str) -> None:
         Zygote(socket.socket(fileno=zygote_fd), Board(setup["slots"], board_fd), setup).run()
         os._exit(0)
     os.close(zygote_fd)
-    Warden(control, zygote, driver, Board(setup["slots"], board_fd), setup).run()
+    Warden(control, zygote, keeper, driver, Board(setup["slots"], board_fd), setup).run()
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()  # collections in the workers then leave these pages shared
 
 
 class Warden:
-    def __init__(self, control: socket.socket, zygote: int, driver: int, board: Board, setup: dict[str, Any]) -> None:
-        self._control, self._zygote, self._driver, self._board = control, zygote, driver, board
+    def __init__(
+        self, control: socket.socket, zygote: int, keeper: int, driver: int, board: Board, setup: dict[str, Any]
+    ) -> None:
+        self._control, self._zygote, self._keeper, self._board = control, zygote, keeper, board
+        self._driver_fd = _pidfd(driver)  # readable when the driver has ended, whoever else holds its sockets
         limit = setup["memory_limit_mb"]
         self._memory_bytes = limit * 1024 * 1024 if limit is not None else None
         self._log_bytes = setup["log_bytes"]
@@ -77,8 +97,12 @@ class Warden:
     def run(self) -> None:
         pids: list[int] = []
         sweep_at = 0.0
-        while os.getppid() == self._driver:
-            if select.select([self._control], [], [], _TICK_S)[0]:
+        while self._driver_fd is not None and os.getppid() == self._keeper:
+            control = self._control.fileno()
+            ready = select.select([control, self._driver_fd], [], [], _TICK_S)[0]
+            if self._driver_fd in ready:
+                break
+            if control in ready:
                 message = self._control.recv(_MESSAGE_BYTES)
                 if not message:
                     break
@@ -126,6 +150,13 @@ class Warden:
             os.write(1, b"[the log had reached its limit; what stood here was dropped]\n")
 
 
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
 class Zygote:
     def __init__(self, control: socket.socket, board: Board, setup: dict[str, Any]) -> None:
         self._control, self._board, self._setup = control, board, setup
@@ -140,8 +171,7 @@ class Zygote:
             _send(self._control, import_failed=traceback.format_exc()[-_MAX_TRACEBACK:])
             os._exit(1)
         _send(self._control, ready=True)
-        gc.collect()
-        gc.freeze()  # collections in the workers then leave these pages shared
+        _freeze()
         self._selector.register(self._control, selectors.EVENT_READ, None)
         while True:
             for key, _ in self._selector.select():
@@ -158,6 +188,8 @@ class Zygote:
         for module in order.get("preload", ()):
             with contextlib.suppress(Exception):  # a worker meets the same failure and reports it with the sample
                 getattr(importlib.import_module(module), "warm_up", lambda: None)()
+        if order.get("preload"):
+            _freeze()
         if "spawn" in order:
             self._spawn(order["spawn"], order["slot"], fds[0], call)
         return True
@@ -192,7 +224,6 @@ class Zygote:
         process = subprocess.Popen(
             python_command("quadriga.rewards.nursery:worker_main", fd, slot, self._board.fd, setup_fd, os.getpid()),
             pass_fds=(fd, self._board.fd, setup_fd),
-            start_new_session=True,
         )
         os.close(setup_fd)
         self._started[process.pid] = process

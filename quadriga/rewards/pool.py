@@ -24,7 +24,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from quadriga.errors import ConfigError, RewardError
-from quadriga.rewards.dispatcher import Call, Dispatcher
+from quadriga.rewards.calls import Call
+from quadriga.rewards.dispatcher import Dispatcher
 from quadriga.rewards.functions import RewardFunction, default_function, from_callable, reward_function
 from quadriga.rewards.launch import Nursery
 from quadriga.rewards.result import ERROR, RewardResult, RewardSample
@@ -174,40 +175,39 @@ class RewardPool:
     # -- called in the dispatcher's thread
 
     def _on_reply(self, call: Call, reply: dict[str, Any]) -> None:
-        for handle, entry in zip(call.owner, reply["results"]):
-            if "error" in entry:
-                result = self._failure(ERROR, entry["error"])
-            else:
-                result = RewardResult(**entry)
-            result.seconds, result.attempts = reply["seconds"], call.attempts
-            self._deliver(handle, result)
-        with self._lock:
-            self._open.discard(call)
+        results = []
+        for entry in reply["results"]:
+            result = self._failure(ERROR, entry["error"]) if "error" in entry else RewardResult(**entry)
+            result.seconds = reply["seconds"]
+            results.append(result)
+        self._deliver(call, results)
 
     def _on_failure(self, call: Call, outcome: str, message: str) -> None:
-        for handle in call.owner:
-            result = self._failure(outcome, message)
-            result.attempts = call.attempts
-            self._deliver(handle, result)
-        with self._lock:
-            self._open.discard(call)
+        self._deliver(call, [self._failure(outcome, message) for _ in call.owner])
 
     def _failure(self, outcome: str, message: str) -> RewardResult:
         self._first_error = self._first_error or message
-        if isinstance(self._on_error, str):
-            self._dispatcher.stop(RewardError(f"scoring a sample failed and reward.on_error is 'stop':\n{message}"))
-            return RewardResult(math.nan, outcome, error=message)
-        return RewardResult(float(self._on_error), outcome, error=message)
+        score = math.nan if isinstance(self._on_error, str) else float(self._on_error)
+        return RewardResult(score, outcome, error=message)
 
-    def _deliver(self, handle: Future[RewardResult], result: RewardResult) -> None:
-        self._counts[result.outcome] += 1
-        self._failures.append(result.failed)
-        failed, seen = sum(self._failures) if result.failed else 0, len(self._failures)
-        if seen >= _WINDOW_FILLED and failed > self._max_error_rate * seen:
-            self._dispatcher.stop(self._too_many(failed, seen, self._first_error))
-        if math.isnan(result.score):
-            return  # the pool is stopping: the handle gets the pool's error
-        handle.set_result(result)
+    def _deliver(self, call: Call, results: list[RewardResult]) -> None:
+        for result in results:
+            result.attempts = call.attempts
+            self._counts[result.outcome] += 1
+            self._failures.append(result.failed)
+        if any(result.failed for result in results):
+            if self._on_error == "stop":
+                self._dispatcher.stop(
+                    RewardError(f"scoring a sample failed and reward.on_error is 'stop':\n{self._first_error}")
+                )
+                return  # the handles of this call, like all open ones, get that error when the pool has ended
+            failed, seen = sum(self._failures), len(self._failures)
+            if seen >= _WINDOW_FILLED and failed > self._max_error_rate * seen:
+                self._dispatcher.stop(self._too_many(failed, seen, self._first_error))
+        with self._lock:
+            self._open.discard(call)
+        for handle, result in zip(call.owner, results):
+            handle.set_result(result)
 
     def _too_many(self, failed: int, seen: int, first: str | None) -> RewardError:
         return RewardError(

@@ -13,6 +13,7 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def python_command(target: str, *words: object) -> list[str]:
@@ -78,6 +79,34 @@ def resident_bytes(pid: int) -> int:
             return int(statm.read().split()[1]) * _PAGE_BYTES
     except OSError:
         return 0
+
+
+def cpu_and_state(pid: int) -> tuple[float, str]:
+    """CPU seconds used so far, and the state letter of proc(5): R is running or ready to, S waits for something."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0, "X"
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, fields[0].decode()
+
+
+def lower_priority(leader: int, nice: int = 10) -> bool:
+    """Have the session of `leader` yield to others; False when that must be tried again.
+
+    Many machines schedule by session first ("autogroup"), and niceness only counts inside one; there the session's own
+    niceness is set as well, which the kernel accepts a few times a second.
+    """
+    try:
+        os.setpriority(os.PRIO_PGRP, leader, nice)
+        if os.path.exists(f"/proc/{leader}/autogroup"):
+            with open(f"/proc/{leader}/autogroup", "w") as group:
+                group.write(str(nice))
+    except BlockingIOError:
+        return False
+    except OSError:  # it has ended, or this is not allowed here
+        return True
+    return True
 
 
 def kill_tree(pid: int, include_root: bool = True) -> None:

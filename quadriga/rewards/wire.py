@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 _HEADER = struct.Struct("<II")
-_FIELDS = 4  # of 8 bytes per worker: started, current, revoked, pid
+_FIELDS = 8  # of 8 bytes per worker, six of them used
 
 
 def frame(number: int, payload: bytes) -> bytes:
@@ -46,6 +46,7 @@ class Board:
       current  number of the last call the worker took up
       revoked  set by the driver: calls up to this number belong to others now, skip them
       pid      set by the zygote while the process exists
+      marked   when the current call began or last imported a module, and how much CPU time the worker had used by then
     """
 
     def __init__(self, slots: int, fd: int | None = None) -> None:
@@ -84,6 +85,13 @@ class Board:
 
     def set_pid(self, slot: int, pid: int) -> None:
         self._numbers[slot * _FIELDS + 3] = pid
+
+    def mark(self, slot: int, when: float, cpu_s: float) -> None:
+        self._times[slot * _FIELDS + 5] = cpu_s
+        self._times[slot * _FIELDS + 4] = when
+
+    def marked(self, slot: int) -> tuple[float, float]:
+        return self._times[slot * _FIELDS + 4], self._times[slot * _FIELDS + 5]
 
     def pids(self) -> list[int]:
         return [pid for pid in self._numbers[3::_FIELDS].tolist() if pid]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.abc
 import json
 import os
 import pickle
@@ -30,8 +31,7 @@ _MANY_MODULES = 10  # a call that imported more than so many is worth telling: l
 
 def settle_in(parent_pid: int, memory_limit_mb: int | None) -> None:
     """What a new worker does before user code runs: its own session, its limits, and its end tied to its parent's."""
-    if os.getsid(0) != os.getpid():
-        os.setsid()
+    os.setsid()
     die_with_parent(parent_pid)
     adopt_orphans()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -50,6 +50,7 @@ def serve(channel: socket.socket, board: Board, slot: int, call: Callable[..., A
     """Answer calls until the driver closes the channel."""
     me = os.getpid()
     helpers = frozenset(child for child, parent in parents().items() if parent == me) if has_children() else frozenset()
+    sys.meta_path.insert(0, _ImportsAreProgress(board, slot))
     frames = Frames()
     while data := channel.recv(_READ_BYTES):
         for number, payload in frames.feed(data):
@@ -69,9 +70,20 @@ def serve(channel: socket.socket, board: Board, slot: int, call: Callable[..., A
     _leave()
 
 
+class _ImportsAreProgress(importlib.abc.MetaPathFinder):
+    """Finds nothing, but notes on the board that a module is being imported: such a call is slow, not stuck."""
+
+    def __init__(self, board: Board, slot: int) -> None:
+        self._board, self._slot = board, slot
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        self._board.mark(self._slot, time.monotonic(), time.process_time())
+
+
 def _run(board: Board, slot: int, call: Callable[..., Any], batched: bool, payload: bytes) -> dict[str, Any]:
     reply: dict[str, Any]
     began = time.monotonic()
+    board.mark(slot, began, time.process_time())
     board.set_started(slot, began)
     try:
         values = pickle.loads(payload)

@@ -26,7 +26,7 @@ _NUMBER = (
 _NOT_THE_END = (
     r"(?![0-9]|[.,][0-9]|,[ \t]*[0-9]|[ \t]+[0-9]|[ \t]*(?:[-−+*/×÷^=:]|x(?![a-z]))[ \t]*[0-9]|[eE][-+]?[0-9]|[kK]\b)"
 )
-_OPENING = r"(?:[\s*_`\"'({\[:]|\\[(\[]|\\(?:boxed|fbox|text|textbf|mathbf)[ \t]*\{|\\?[$€£¥](?=\\(?:boxed|fbox)))*"
+_OPENING = r"(?:[\s*_`\"'({\[:$€£¥]|\\[(\[$]|\\(?:boxed|fbox|text|textbf|mathbf)[ \t]*\{)*"
 
 _ANSWER = re.compile(rf"{_OPENING}{_NUMBER}{_NOT_THE_END}")
 _ANYWHERE = re.compile(
