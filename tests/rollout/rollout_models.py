@@ -36,7 +36,9 @@ CONFIGS = {
     "mistral_window": lambda: MistralConfig(**_SHAPE, sliding_window=24),
     "gemma": lambda: GemmaConfig(**_SHAPE, head_dim=12),
     "gemma2_softcap_window": lambda: Gemma2Config(**_GEMMA, query_pre_attn_scalar=12, attn_logit_softcapping=2.0),
-    "gemma3_window": lambda: Gemma3TextConfig(**_GEMMA, layer_types=["sliding_attention", "full_attention"] * 2),
+    "gemma3_window": lambda: Gemma3TextConfig(
+        **_GEMMA, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=256, attn_pdrop=0.1, resid_pdrop=0.1
     ),
@@ -46,10 +48,7 @@ CONFIGS = {
 def tiny_model(family: str = "qwen2", seed: int = 0) -> Any:
     """A model with weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    config = CONFIGS[family]()
-    if family == "gemma3_window":
-        config.num_hidden_layers = 4
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim > 1:

@@ -73,7 +73,7 @@ class NativeEngine:
         self._version = 0
         self._needs = Needs()
         self._aborted: set[str] = set()
-        self._runner: Runner | None = None
+        self.runner: Runner | None = None
         self.wake()
         if check:
             check_module(self)
@@ -93,7 +93,7 @@ class NativeEngine:
                 f"the rollout engine holds weights of version {self._version}, but {expected_version} was asked for",
                 "call update_weights after every optimiser step, before generate",
             )
-        if self._runner is None:
+        if self.runner is None:
             raise WorkerError("the rollout engine is asleep", "call wake before generate")
         self._must_be_idle("generate was called")
         requests = list(requests)
@@ -116,13 +116,13 @@ class NativeEngine:
     def sleep(self) -> None:
         """Give the cache's memory back."""
         self._must_be_idle("sleep was called")
-        self._runner = None
+        self.runner = None
 
     def wake(self) -> None:
         """Make the cache anew."""
-        if self._runner is None:
+        if self.runner is None:
             cache = KVCache(self.shape, self.pool.num_blocks)
-            self._runner = Runner(self.module, cache, self.scheduler, self.table)
+            self.runner = Runner(self.module, cache, self.scheduler, self.table)
 
     def statistics(self) -> dict[str, float]:
         """What generation cost since the engine was made.
@@ -130,8 +130,8 @@ class NativeEngine:
         `wasted_rows`: share of the computed rows that were padding; `wasted_blocks`: share of the cache blocks read in
         place that belonged to nobody; `preemptions`: how often a sample lost its blocks.
         """
-        assert self._runner is not None
-        return {**self._runner.waste(), "preemptions": float(self.scheduler.preemptions)}
+        assert self.runner is not None
+        return {**self.runner.waste(), "preemptions": float(self.scheduler.preemptions)}
 
     # ---- one generation ----------------------------------------------------------------------------------------------
 
@@ -157,9 +157,9 @@ class NativeEngine:
 
     def _step(self) -> list[Completion]:
         """One token for every running sample, and a piece of the waiting prompts."""
-        assert self._runner is not None
+        assert self.runner is not None
         batch = self.scheduler.schedule()
-        logits, slots = self._runner.run(batch)
+        logits, slots = self.runner.run(batch)
         if starting := [s for prefill in batch.starting for s in prefill.members]:
             self.table.load(starting)
             self._needs = needs_of(s.request.params for s in (*self.scheduler.running, *starting))

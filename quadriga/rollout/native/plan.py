@@ -10,9 +10,15 @@ from torch import Tensor
 
 from quadriga.rollout.native.kv_cache import CacheShape, KVCache
 
-ROWS = 16
-"""Passes and logits are padded to a multiple of this many rows: from there on a matrix product gives a row the same
-bits whatever rows are beside it (tests/rollout/test_invariance.py)."""
+_MIN_ROWS, _ROWS = 16, 4
+
+
+def padded(rows: int) -> int:
+    """Rows of a pass, or of logits, with padding: from there on a matrix product gives a row the same bits whatever
+    rows are beside it (tests/rollout/test_invariance.py)."""
+    return max(_MIN_ROWS, -(-rows // _ROWS) * _ROWS)
+
+
 WIDE_GROUP = 4
 """The same for the batched products of attention: with at least this many query heads to a key head, all samples of a
 prompt are multiplied with its keys at once; with fewer one sample after the other, in the very product that a sample
@@ -86,7 +92,7 @@ class StepPlan:
     decode_positions: Tensor
     """`[num_decode]`"""
     logit_rows: Tensor
-    """Rows whose logits are wanted, padded to a multiple of `ROWS`"""
+    """Rows whose logits are wanted, see `padded`"""
     masks: dict[int | None, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     """By sliding window: scores to add for private `[num_private, 1, block]` and shared `[O / W, S, 1, W, 1, block]` keys"""
 

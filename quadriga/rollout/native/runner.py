@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quadriga.rollout.native.attention import register_paged_attention
 from quadriga.rollout.native.kv_cache import KVCache
-from quadriga.rollout.native.plan import ROWS, Chunk, DecodeIndex, StepPlan, decode_index
+from quadriga.rollout.native.plan import Chunk, DecodeIndex, StepPlan, decode_index, padded
 from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.slots import SlotTable
 
@@ -29,6 +29,8 @@ class Runner:
         self._attention = register_paged_attention()
         self._index: DecodeIndex | None = None
         self._index_of: tuple[int, np.ndarray] | None = None
+        self.windows: set[int | None] = set()
+        """Sliding windows that decoding was asked for so far; None: no window."""
         self._rows = self._padding = self._blocks = self._gaps = 0
 
     def waste(self) -> dict[str, float]:
@@ -54,6 +56,7 @@ class Runner:
                 logits_to_keep=plan.logit_rows,
                 plan=plan,
             )
+        self.windows |= plan.masks.keys()
         self._share_tails(batch)
         logits = output.logits[0].float()
         started = [[s.slot for s in p.members] for p in batch.starting]
@@ -103,13 +106,13 @@ class Runner:
             tokens += length
             if start + length == prefill.ids.size:
                 ends.append(tokens - 1)
-        padding = -tokens % ROWS
+        padding = padded(tokens) - tokens
         self._rows, self._padding = self._rows + tokens + padding, self._padding + padding
         position = torch.from_numpy(np.concatenate([*positions, np.zeros(padding, np.int64)])).to(device)
         new = torch.from_numpy(np.concatenate([*ids, np.zeros(padding, np.int64)])).to(device)
         blocks_of = torch.from_numpy(np.concatenate(tables)).to(device)
         kept = np.concatenate([np.arange(decoding), np.array(ends, np.int64)])
-        kept = np.concatenate([kept, np.zeros(-len(kept) % ROWS, np.int64)])
+        kept = np.concatenate([kept, np.zeros(padded(len(kept)) - len(kept), np.int64)])
         slots = torch.from_numpy(batch.slots).to(device)
         return StepPlan(
             cache=self.cache,
