@@ -130,6 +130,8 @@ class Dispatcher:
             for worker in self._workers.values():
                 worker.channel.close()
             self._selector.close()
+            self._wake_in.close()
+            self._wake_out.close()
             self._on_end(self._error)
 
     def _pause(self) -> float | None:
@@ -211,6 +213,8 @@ class Dispatcher:
     # -- hearing
 
     def _on_channel(self, worker: WorkerRecord, mask: int) -> None:
+        if worker.number not in self._workers:
+            return  # its end was reported in the same moment
         if mask & selectors.EVENT_WRITE:
             self._send(worker)
         if mask & selectors.EVENT_READ and not self._read(worker):
@@ -269,7 +273,8 @@ class Dispatcher:
         for message in self._nursery.messages(self._nursery.zygote):
             if "spawned" in message:
                 self._spawning -= 1
-                self._workers[message["spawned"]].pid = message["pid"]
+                if message["spawned"] in self._workers:
+                    self._workers[message["spawned"]].pid = message["pid"]
             elif "gone" in message:
                 self._hear_warden()
                 self.stop(self._nursery.lost({"zygote": "gone"}))
@@ -303,7 +308,10 @@ class Dispatcher:
                 else:
                     self._look_closer(worker, now)
             elif worker.calls and now - worker.progress_at > self._start_timeout_s:
-                self._condemn(worker, blamed=0)
+                if worker.pid is None:
+                    self.stop(self._nursery.lost({"zygote": f"did not start a process in {self._start_timeout_s:g} s"}))
+                else:
+                    self._condemn(worker, blamed=0)
             if worker.lingering_since and not worker.taken_back and now - worker.lingering_since > _TAKE_BACK_S:
                 self._take_back(worker)
         if self._to_kill and self._nursery.kill(self._to_kill):
@@ -366,7 +374,7 @@ class Dispatcher:
             self.counters["workers_lost"] += 1
             if not worker.answered and guilty is None and worker.condemned_call == 0:
                 self._false_start(code)
-        self._give_back(worker)
+        self._give_back(worker, without_cause=guilty is None)
         self._free_slots.append(worker.slot)
         if guilty is not None and timed_out:
             self._failed(guilty, TIMEOUT, f"scoring took longer than {self._timeout_s:g} s and was killed")
@@ -379,15 +387,17 @@ class Dispatcher:
         except OSError:
             return False
 
-    def _give_back(self, worker: WorkerRecord) -> None:
-        for call in reversed([worker.calls[number] for number in sorted(worker.calls)]):
-            call.handovers += 1
-            if call.handovers > _MAX_HANDOVERS:
+    def _give_back(self, worker: WorkerRecord, without_cause: bool) -> None:
+        """Its unanswered calls go to others. If nothing explains its end, the first of them is watched: it may be why."""
+        back = [worker.calls[number] for number in sorted(worker.calls)]
+        if back and without_cause:
+            back[0].handovers += 1
+            if back[0].handovers > _MAX_HANDOVERS:
+                times = back[0].handovers
                 self._failed(
-                    call, ERROR, f"the scoring process ended {call.handovers} times before it came to this sample"
+                    back.pop(0), ERROR, f"the scoring process ended {times} times before it came to this sample"
                 )
-            else:
-                self._queue.appendleft(call)
+        self._queue.extendleft(reversed(back))
 
     def _false_start(self, code: int) -> None:
         self._false_starts += 1

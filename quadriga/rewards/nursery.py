@@ -234,7 +234,7 @@ class Zygote:
         os.close(pidfd)
         process = self._started.pop(pid, None)
         code = process.wait() if process else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        self._board.set_pid(slot, 0)
+        self._board.forget_pid(slot, pid)
         _send(self._control, exited=worker, code=code)
 
 

@@ -42,7 +42,7 @@ class Board:
     """Memory shared by driver, warden, zygote and workers: for every worker what it is doing, without a message.
 
     Every field is eight aligned bytes with one writer, so reading it needs no lock:
-      started  when user code began on the current call (CLOCK_MONOTONIC, the same in all processes), 0.0 outside of it
+      started  when the current call began (CLOCK_MONOTONIC, the same in all processes), 0.0 once it is answered
       current  number of the last call the worker took up
       revoked  set by the driver: calls up to this number belong to others now, skip them
       pid      set by the zygote while the process exists
@@ -85,6 +85,10 @@ class Board:
 
     def set_pid(self, slot: int, pid: int) -> None:
         self._numbers[slot * _FIELDS + 3] = pid
+
+    def forget_pid(self, slot: int, pid: int) -> None:
+        if self._numbers[slot * _FIELDS + 3] == pid:  # else the slot belongs to another worker by now
+            self._numbers[slot * _FIELDS + 3] = 0
 
     def mark(self, slot: int, when: float, cpu_s: float) -> None:
         self._times[slot * _FIELDS + 5] = cpu_s

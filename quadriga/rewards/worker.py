@@ -67,6 +67,7 @@ def serve(channel: socket.socket, board: Board, slot: int, call: Callable[..., A
             if has_children():  # what a call starts ends with the call
                 end_children(keep=helpers)
             channel.sendall(frame(number, json.dumps(reply).encode()))
+            board.set_started(slot, 0.0)  # only now: a call that breaks the channel is to blame for it
     _leave()
 
 
@@ -93,7 +94,6 @@ def _run(board: Board, slot: int, call: Callable[..., Any], batched: bool, paylo
         text = traceback.format_exc()
         # A configuration error is the same for every sample: the driver stops instead of counting it.
         reply = {"error": text[-_MAX_TRACEBACK:], "fatal": isinstance(problem, ConfigError)}
-    board.set_started(slot, 0.0)
     reply["seconds"] = time.monotonic() - began
     return reply
 

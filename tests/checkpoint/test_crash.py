@@ -65,15 +65,16 @@ def die_everywhere(tmp_path: Path, write: Callable[..., None], scenario: str, de
     assert start_process(count_points, tmp_path / "points", write, counted, new, keep) == 0
     points = int((tmp_path / "points").read_text())
     assert points > deaths
-    found = []
+    found, killed = [], 0
     for number in range(deaths):
         point = 1 + number * (points - 1) // max(1, deaths - 1)
         folder = shutil.copytree(before, tmp_path / f"at_{point}")
         status = start_process(die_at, point, write, folder, new, keep)
         assert status in (-9, 0), f"point {point} of {points}: exit status {status}"
-        assert status == -9 or point > 0.9 * points  # threads make the number of calls vary a little
+        killed += status == -9
         found.append(check(folder, write, steps, new, keep))
         shutil.rmtree(folder)
+    assert killed >= 0.95 * (deaths - 1), f"only {killed} of {deaths} died: threads make the last points vary, no more"
     if steps != [new]:
         assert found == sorted(found, key=lambda step: step or 0), "once the new one is there, it stays"
         assert len(set(found)) == 2, "some die before the commit, some after it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def test_a_loaded_engine_goes_on_bit_for_bit(tmp_path):
     load_engine(loaded, tmp_path)
     assert torch.equal(torch.rand(3), draws_then)
     assert equal(whole_state(engine), whole_state(loaded))
+    assert loaded.schedule is not None
     assert (loaded.optimizer_steps, loaded.schedule.step) == (3, 3)
     assert train(engine, 2, first_seed=3) == train(loaded, 2, first_seed=3)
     assert equal(whole_state(engine), whole_state(loaded))
@@ -80,6 +82,7 @@ def test_hyper_parameters_come_from_the_configuration_of_the_resumed_run(tmp_pat
     save_engine(engine, tmp_path)
     resumed = make_engine(lr=5e-4)
     load_engine(resumed, tmp_path)
+    assert resumed.optimizer is not None
     assert resumed.learning_rate == resumed.optimizer.param_groups[0]["lr"] == 5e-4
 
 
@@ -120,6 +123,19 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path):
     folder = saved(tmp_path / "actor")
     modes = {path.stat().st_mode for path in folder.iterdir()}
     assert len(modes) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_state_on_a_gpu_comes_back_bit_for_bit(tmp_path):
+    engine = make_engine(device="cuda")
+    train(engine, 3)
+    save_engine(engine, tmp_path)
+    draws_then = torch.rand(3, device="cuda")
+    loaded = make_engine(seed=7, device="cuda")
+    load_engine(loaded, tmp_path)
+    assert torch.equal(torch.rand(3, device="cuda"), draws_then)
+    assert equal(whole_state(engine), whole_state(loaded))
 
 
 # ---- refused ----
@@ -280,3 +296,13 @@ def test_the_missing_shard_of_a_rank_is_noticed_by_whoever_needs_it(tmp_path):
     (tmp_path / "rank_00001_0000.safetensors").unlink()
     (message,) = run_ranks(1, load_expecting_an_error, tmp_path)
     assert "that this rank needs" in message
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    (example,) = (block.partition("```")[0] for block in page.split("```python\n")[1:])
+    monkeypatch.chdir(tmp_path)
+    engine = make_engine()
+    names: dict[str, Any] = {"engine": engine, "step": 4}
+    exec(example, names)
+    assert names["found"].step == names["step"] == 4

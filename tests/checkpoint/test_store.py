@@ -26,6 +26,18 @@ def write(store: CheckpointStore, step: int, content: str = "weights") -> Path:
     return store.folder / f"global_step_{step}"
 
 
+def found(store: CheckpointStore) -> Checkpoint:
+    checkpoint = CheckpointStore(store.folder).find("auto")
+    assert checkpoint is not None
+    return checkpoint
+
+
+def asked_for(store: CheckpointStore, path: Path | str) -> Checkpoint:
+    checkpoint = store.find("resume_path", path)
+    assert checkpoint is not None
+    return checkpoint
+
+
 def names(store: CheckpointStore) -> list[str]:
     return sorted(path.name for path in store.folder.iterdir())
 
@@ -50,9 +62,9 @@ def test_what_was_written_is_found_and_read(store):
     with store.writing(5) as draft:
         (draft.folder("actor") / "weights").write_text("w")
         draft.write_state(state)
-    found = CheckpointStore(store.folder).find("auto")
-    assert (found.step, found.roles, found.read_state()) == (5, ["actor"], state)
-    assert (found.folder("actor") / "weights").read_text() == "w"
+    checkpoint = found(store)
+    assert (checkpoint.step, checkpoint.roles, checkpoint.read_state()) == (5, ["actor"], state)
+    assert (checkpoint.folder("actor") / "weights").read_text() == "w"
     assert names(store) == ["global_step_5", "latest"]
     assert (store.folder / "latest").read_text() == "global_step_5\n"
 
@@ -71,20 +83,20 @@ def test_the_newest_is_the_one_written_last_whatever_its_step(store):
     """A run that went back to step 10 and got to 15 goes on from 15, not from the 30 that it left behind."""
     for step in (10, 20, 30, 15):
         write(store, step)
-    assert store.find("auto").step == 15
+    assert found(store).step == 15
     assert [c.step for c in store.checkpoints()] == [15, 30, 20, 10]
 
 
 def test_steps_are_numbers_not_text(store):
     write(store, 9)
     write(store, 10)
-    assert store.find("auto").step == 10
+    assert found(store).step == 10
 
 
 def test_a_part_that_is_not_there_is_named(store):
     write(store, 1)
     with pytest.raises(CheckpointError, match="no part 'critic'; it has actor, huggingface"):
-        store.find("auto").folder("critic")
+        found(store).folder("critic")
 
 
 def test_a_path_may_be_a_checkpoint_a_store_or_a_run_directory(tmp_path):
@@ -92,9 +104,9 @@ def test_a_path_may_be_a_checkpoint_a_store_or_a_run_directory(tmp_path):
     write(store, 1)
     write(store, 2)
     other = CheckpointStore(tmp_path / "other")
-    assert other.find("resume_path", store.folder / "global_step_1").step == 1
-    assert other.find("resume_path", str(store.folder)).step == 2
-    assert other.find("resume_path", tmp_path / "run").step == 2
+    assert asked_for(other, store.folder / "global_step_1").step == 1
+    assert asked_for(other, str(store.folder)).step == 2
+    assert asked_for(other, tmp_path / "run").step == 2
 
 
 @pytest.mark.parametrize("path", [None, "nowhere", "."])
@@ -112,7 +124,7 @@ def test_a_failed_write_leaves_nothing_and_the_previous_one_stays(store):
     with pytest.raises(ZeroDivisionError), store.writing(2) as draft:
         (draft.folder("actor") / "weights").write_text(str(1 / 0))
     assert names(store) == ["global_step_1", "latest"]
-    assert store.find("auto").step == 1
+    assert found(store).step == 1
 
 
 def test_a_checkpoint_without_driver_state_is_not_committed(store):
@@ -196,7 +208,7 @@ def test_everything_is_on_disk_before_it_gets_its_name(store, monkeypatch):
 def test_a_step_can_be_written_again(store):
     write(store, 1, "old")
     write(store, 1, "new")
-    assert store.find("auto").read_state()["content"] == "new"
+    assert found(store).read_state()["content"] == "new"
     assert names(store) == ["global_step_1", "latest"]
 
 
@@ -213,7 +225,7 @@ def test_a_failed_second_write_of_a_step_keeps_the_first(store, monkeypatch):
     with pytest.raises(CheckpointError, match="Input/output error"):
         write(store, 1, "new")
     monkeypatch.undo()
-    assert store.find("auto").read_state()["content"] == "old"
+    assert found(store).read_state()["content"] == "old"
     assert names(store) == ["global_step_1", "latest"]
 
 
@@ -222,7 +234,7 @@ def test_an_unusable_folder_in_the_way_is_kept_under_another_name(store):
     foreign.mkdir(parents=True)
     (foreign / "data.pt").write_text("of another program")
     write(store, 1)
-    assert store.find("auto").step == 1
+    assert found(store).step == 1
     (aside,) = store.folder.glob("global_step_1.unusable-*")
     assert (aside / "data.pt").read_text() == "of another program"
 
@@ -256,7 +268,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(store, damage, caplog):
     write(store, 1)
     damage(write(store, 2))
     with caplog.at_level(logging.WARNING):
-        assert store.find("auto").step == 1
+        assert found(store).step == 1
     assert "global_step_2" in caplog.text
     with pytest.raises(CheckpointError, match="global_step_2"):
         store.find("resume_path", store.folder / "global_step_2")
@@ -317,7 +329,7 @@ def test_keeping_one_never_leaves_none(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     for step in (3, 2, 1):
         write(store, step)
-        assert store.find("auto").step == step
+        assert found(store).step == step
     assert names(store) == ["global_step_1", "latest"]
 
 
@@ -326,7 +338,7 @@ def test_a_failed_write_deletes_no_old_one(tmp_path):
     write(store, 1)
     with pytest.raises(CheckpointError), store.writing(2):
         pass
-    assert store.find("auto").step == 1
+    assert found(store).step == 1
 
 
 def test_what_is_no_checkpoint_is_not_counted_and_not_deleted(tmp_path):
@@ -349,7 +361,7 @@ def test_keep_must_leave_something(tmp_path):
 def test_the_draft_of_a_dead_process_is_deleted(store):
     write(store, 1)
     (store.folder / ".global_step_2.tmp-0123abcd" / "actor").mkdir(parents=True)
-    assert store.find("auto").step == 1
+    assert found(store).step == 1
     assert names(store) == ["global_step_1", "latest"]
 
 
@@ -358,7 +370,7 @@ def test_the_draft_of_a_living_process_is_left_alone(store):
         draft.write_state({})
         assert CheckpointStore(store.folder).find("auto") is None
         assert draft.path.is_dir()
-    assert store.find("auto").step == 1
+    assert found(store).step == 1
 
 
 def died_while_replacing(store: CheckpointStore, tmp_path: Path) -> Path:
@@ -369,13 +381,13 @@ def died_while_replacing(store: CheckpointStore, tmp_path: Path) -> Path:
 
 def test_a_complete_draft_gets_its_name_if_the_name_is_free(store, tmp_path):
     died_while_replacing(store, tmp_path)
-    assert store.find("auto").read_state()["content"] == "new"
+    assert found(store).read_state()["content"] == "new"
     assert names(store) == ["global_step_1", "latest"]
 
 
 def test_a_replaced_checkpoint_comes_back_if_the_new_one_is_not_complete(store, tmp_path):
     flip(died_while_replacing(store, tmp_path) / "actor" / "weights")
-    assert store.find("auto").read_state()["content"] == "old"
+    assert found(store).read_state()["content"] == "old"
     assert names(store) == ["global_step_1", "latest"]
 
 

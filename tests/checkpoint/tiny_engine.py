@@ -15,7 +15,7 @@ from quadriga.protocol import DataProto
 
 
 def make_engine(
-    seed: int = 0, *, hidden: int = 12, layers: int = 2, tied: bool = True, lr: float = 1e-2
+    seed: int = 0, *, hidden: int = 12, layers: int = 2, tied: bool = True, lr: float = 1e-2, device: str = "cpu"
 ) -> TrainingEngine:
     """A policy with AdamW. Its sizes do not divide by the numbers of ranks, and some shards are empty."""
     torch.manual_seed(seed)
@@ -30,7 +30,9 @@ def make_engine(
         tie_word_embeddings=tied,
     )
     register_packed_attention()
-    return TrainingEngine(PolicyModel(LlamaForCausalLM(config)), optim=OptimConfig(lr=lr), total_steps=10)
+    return TrainingEngine(
+        PolicyModel(LlamaForCausalLM(config)), optim=OptimConfig(lr=lr), total_steps=10, device=device
+    )
 
 
 def batch(rows: int = 4, seed: int = 0) -> DataProto:
@@ -64,8 +66,9 @@ def whole_state(engine: TrainingEngine) -> dict[str, torch.Tensor]:
     """Every weight and every moment of the optimiser, whole, on each rank."""
     from quadriga.engine.sharding import full
 
+    moments = engine.optimizer.state if engine.optimizer is not None else {}
     found = {name: full(p.detach()).clone() for name, p in engine.model.named_parameters()}
     for name, parameter in engine.model.named_parameters():
-        for kind, value in engine.optimizer.state.get(parameter, {}).items():
+        for kind, value in moments.get(parameter, {}).items():
             found[f"{name}/{kind}"] = full(value).clone()
     return found

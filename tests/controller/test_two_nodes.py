@@ -59,10 +59,14 @@ def test_more_nodes_than_there_are_is_refused(cluster):
 
 
 def test_two_pools_share_the_nodes(cluster):
-    manager = ResourcePoolManager({"actor_pool": [2, 1], "critic_pool": [2]}, {"actor": "actor_pool", "critic": "critic_pool"})
+    manager = ResourcePoolManager(
+        {"actor_pool": [2, 1], "critic_pool": [2]}, {"actor": "actor_pool", "critic": "critic_pool"}
+    )
     manager.create_resource_pool()
     try:
-        groups = [RayWorkerGroup(manager.get_resource_pool(r), RayClassWithInitArgs(Plain)) for r in ("actor", "critic")]
+        groups = [
+            RayWorkerGroup(manager.get_resource_pool(r), RayClassWithInitArgs(Plain)) for r in ("actor", "critic")
+        ]
         assert [len(g.whoami()) for g in groups] == [3, 2]
         for group in groups:
             group.shutdown()

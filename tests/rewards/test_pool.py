@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reward_samples import HOSTILE, samples
@@ -290,7 +291,7 @@ def test_it_works_in_a_ray_actor_and_dies_with_it(hostile: str, marked: Marked) 
                 self.pool.submit(samples(0, "sleep", "daemon_then_hang"))
 
         path = os.pathsep.join(filter(None, sys.path))
-        scorer = ray.remote(Scorer).options(runtime_env={"env_vars": {"PYTHONPATH": path}}).remote()
+        scorer: Any = ray.remote(Scorer).options(runtime_env={"env_vars": {"PYTHONPATH": path}}).remote()
         assert ray.get(scorer.score.remote(10), timeout=60) == list(range(1, 11))
         ray.get(scorer.hang.remote(), timeout=60)
         ray.kill(scorer)

@@ -29,7 +29,7 @@ HAZARDS = {  # action -> (outcome, part of the error message)
     "exit_hard": ("error", "status 3"),
     "exit_softly": ("error", "I am leaving"),
     "print_megabytes": ("correct", None),
-    "close_everything": ("error", "scoring process"),
+    "close_everything": ("error", "status 1"),
     "nan": ("error", "returned nan"),
     "text": ("error", "returned '1.0', which is no number"),
     "nothing": ("error", "returned None"),

@@ -37,10 +37,10 @@ def test_slots_change_no_bit_in_other_families(family: str) -> None:
     params = SamplingParams(max_new_tokens=30)
     requests = [Request(str(i), list(range(5 + 9 * i)), params, (0, i), (0, 1, 2)) for i in range(4)]
     seen = []
-    for slots in (1, 5, 64):
+    for slots in (3, 64):
         engine = create_engine("native", module=model, max_num_seqs=slots, max_model_len=96, block_size=16)
         seen.append({(c.request_id, c.sample_index): c for c in engine.generate(requests)})
-    assert seen[0] == seen[1] == seen[2]
+    assert seen[0] == seen[1]
 
 
 def test_the_module_can_be_trained_between_two_completions() -> None:

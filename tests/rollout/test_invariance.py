@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from rollout_models import VOCAB, own_log_probs, tiny_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from quadriga.rollout import Completion, Request, SamplingParams, create_engine
 
@@ -30,11 +31,41 @@ def expected() -> dict[tuple[str, int], Completion]:
     return run(requests(), max_num_seqs=64)
 
 
-@pytest.mark.parametrize("slots", [1, 7, 64])
-@pytest.mark.parametrize("order", ["given", "reversed"])
+@pytest.mark.parametrize(("slots", "order"), [(1, "reversed"), (7, "given"), (7, "reversed"), (64, "reversed")])
 def test_slots_and_order_of_arrival_change_no_bit(slots: int, order: str, expected: dict) -> None:
     asked = requests() if order == "given" else requests()[::-1]
     assert run(asked, max_num_seqs=slots) == expected
+
+
+def test_threads_change_no_bit(expected: dict) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3 - min(before, 2))
+    try:
+        assert run(requests(), max_num_seqs=16) == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nothing_changes_a_bit_at_a_realistic_size() -> None:
+    """7 million weights and 4,096 tokens: matrix products large enough for the library's blocked kernels."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    params = SamplingParams(max_new_tokens=24)
+    asked = [Request(str(i), list(range(20 + 5 * i)), params, (0, i), tuple(range(1 + i % 4))) for i in range(10)]
+    results = []
+    for slots, order in ((5, 1), (17, -1), (128, 1)):
+        engine = create_engine("native", module=model, max_num_seqs=slots, max_model_len=128, check=False)
+        results.append({(c.request_id, c.sample_index): c for c in engine.generate(asked[::order])})
+    assert results[0] == results[1] == results[2]
 
 
 def test_two_engines_that_split_the_samples_give_the_same_as_one(expected: dict) -> None:

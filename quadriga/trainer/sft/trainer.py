@@ -169,7 +169,7 @@ class FSDPSFTTrainer:
         """Metrics of the run; on rank 0 only."""
         if rank() != 0:
             return nullcontext()
-        return Tracking(self.config, RunDirectory(self.run_dir))  # type: ignore[arg-type]
+        return Tracking(self.config, RunDirectory(self.run_dir))
 
     def _print(self, metrics: dict[str, float]) -> None:
         trainer = self.config.trainer

@@ -1,0 +1,32 @@
+"""The command `quadriga export SOURCE --output FOLDER`: the policy of a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from quadriga.checkpoint.export import DTYPES, export_policy_of
+from quadriga.checkpoint.store import locate
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; raises CheckpointError where it cannot."""
+    options = _parser().parse_args(argv)
+    checkpoint = locate(options.source)
+    exported = export_policy_of(checkpoint, options.output, dtype=options.dtype, overwrite=options.overwrite)
+    print(f"{exported.folder}: {exported.parameters:,} parameters in {exported.dtype}, step {checkpoint.step}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="quadriga export",
+        description="Write the policy of a checkpoint as a Hugging Face folder, and prove that transformers loads it.",
+    )
+    parser.add_argument(
+        "source", help="a checkpoint folder (…/global_step_20), or a run directory: its newest good one"
+    )
+    parser.add_argument("--output", required=True, help="folder to write; must not exist, or be empty")
+    parser.add_argument("--dtype", choices=DTYPES, help="convert the weights (default: as they were trained, float32)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing Hugging Face folder")
+    return parser

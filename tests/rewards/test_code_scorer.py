@@ -1,0 +1,160 @@
+"""Programs in the sandbox: what passes, what fails, and what they cannot do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quadriga.errors import DataError
+from quadriga.rewards.sandbox import Limits, run
+from quadriga.rewards.scorers import code
+
+DOUBLE = "```python\ndef double(x):\n    return 2 * x\n```"
+LIMITS = Limits(wall_s=2.0, cpu_s=2.0, memory_mb=512)
+FORGE = """
+import os
+for fd in range(3, 50):
+    try:
+        os.write(fd, b'{"token": "x", "passed": 1}')
+    except OSError:
+        pass
+os._exit(0)
+"""
+
+
+def judged(response: str, truth: Any, **options: Any) -> tuple[float, float]:
+    result = code.score("code", response, truth, **options)
+    return result["score"], result.get("pass_rate", -1.0)
+
+
+def test_all_tests_must_pass_unless_partial_is_asked_for() -> None:
+    assert judged(DOUBLE, ["assert double(2) == 4", "assert double(0) == 0"]) == (1.0, 1.0)
+    assert judged(DOUBLE, ["assert double(2) == 4", "assert double(2) == 5"]) == (0.0, 0.5)
+    assert judged(DOUBLE, ["assert double(2) == 4", "assert double(2) == 5"], partial=True) == (0.5, 0.5)
+
+
+def test_tests_may_come_as_text_json_or_with_a_setup() -> None:
+    assert judged(DOUBLE, "assert double(2) == 4")[0] == 1.0
+    assert judged(DOUBLE, json.dumps({"tests": ["assert double(2) == 4"]}))[0] == 1.0
+    assert judged(DOUBLE, {"test_list": ["assert double(N) == 4"], "test_setup_code": "N = 2"})[0] == 1.0
+
+
+def test_the_last_block_counts_and_plain_code_will_do() -> None:
+    assert judged("```python\ndef double(x): return 0\n```\nNo:\n" + DOUBLE, ["assert double(2) == 4"])[0] == 1.0
+    assert judged("def double(x): return 2 * x", ["assert double(2) == 4"])[0] == 1.0
+
+
+@pytest.mark.parametrize("response", ["", "I cannot do this.", "```python\nunfinished"])
+def test_a_response_without_code_is_unparsed(response: str) -> None:
+    assert not code.score("code", response, ["assert True"])["parsed"]
+
+
+def test_programs_are_judged_by_what_they_print() -> None:
+    program = "```python\nn = int(input())\nprint(2 * n)\n```"
+    assert judged(program, {"inputs": ["2\n", "5\n"], "outputs": ["4", "10\n"]}) == (1.0, 1.0)
+    assert judged(program, {"inputs": ["2\n", "5\n"], "outputs": ["4", "11\n"]}, partial=True) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("truth", [{}, [], {"inputs": ["1"], "outputs": []}, {"test": "x"}, 7])
+def test_a_row_without_tests_is_a_data_error(truth: Any) -> None:
+    with pytest.raises(DataError, match="holds no tests"):
+        code.score("code", DOUBLE, truth)
+
+
+def test_running_out_of_time_is_a_wrong_answer() -> None:
+    result = code.score("code", "```python\nwhile True: pass\n```", ["assert True"], timeout_s=1.0)
+    assert (result["score"], result["code_timeout"], result["parsed"]) == (0.0, 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("import os; os.fork()", "PermissionError"),
+        ("import subprocess; subprocess.run(['true'])", "PermissionError"),
+        ("import socket; socket.socket()", "PermissionError"),
+        ("import socket; socket.create_connection(('127.0.0.1', 80), 1)", "PermissionError"),
+        ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
+        ("import os; os.kill(-1, 9)", "PermissionError"),
+        ("bytearray(4 << 30)", "MemoryError"),
+        ("f = open('big', 'w')\nwhile True: f.write('x' * 1000000)", "File too large"),
+        ("import sys; sys.exit(1)", "SystemExit"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("1 +", "SyntaxError"),
+    ],
+)
+def test_what_a_program_cannot_do_raises_in_it(program: str, error: str) -> None:
+    result = run(program, ["pass"], limits=LIMITS)
+    assert (result.status, result.passed) == ("done", 0)
+    assert error in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time; time.sleep(1000)", "timeout"),
+        ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", "timeout"),
+        ("import os; os._exit(0)", "died"),
+        ("import ctypes; ctypes.string_at(0)", "died"),
+        (FORGE, "died"),
+    ],
+)
+def test_a_program_cannot_outlive_its_time_or_forge_its_result(program: str, status: str) -> None:
+    began = time.monotonic()
+    result = run(program, ["pass"], limits=LIMITS)
+    assert (result.status, result.passed) == (status, 0)
+    assert time.monotonic() - began < LIMITS.wall_s + 2.0
+
+
+def test_threads_async_and_scratch_files_work() -> None:
+    program = (
+        "import asyncio, threading\n"
+        "asyncio.run(asyncio.sleep(0))\n"
+        "t = threading.Thread(target=lambda: open('note.txt', 'w').write('hello')); t.start(); t.join()\n"
+    )
+    assert run(program, ["assert open('note.txt').read() == 'hello'"], limits=LIMITS).passed == 1
+
+
+def test_nothing_outside_the_scratch_folder_can_be_written(tmp_path: Path) -> None:
+    victim = tmp_path / "precious"
+    victim.write_text("keep me")
+    result = run(f"import os; os.remove({str(victim)!r})", ["pass"], limits=LIMITS)
+    if not result.namespaces:
+        pytest.skip("user namespaces are forbidden on this machine; the sandbox says so in its result")
+    assert "Read-only" in (result.error or "")
+    assert victim.read_text() == "keep me"
+
+
+def test_the_environment_is_not_handed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    assert "hunter2" not in run("import os; print(dict(os.environ))", None, limits=LIMITS).stdout
+
+
+def test_endless_output_is_cut() -> None:
+    result = run("while True: print('x' * 1000)", None, limits=Limits(wall_s=5.0, cpu_s=5.0, file_mb=1))
+    assert len(result.stdout) <= 1 << 20
+    assert result.passed == 0
+
+
+def test_scratch_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run("open('a', 'w').write('x')", ["pass"], limits=LIMITS)
+    assert os.listdir(tmp_path) == []
+
+
+def test_reference_programs_pass_their_own_tests(shared_dir: Path) -> None:
+    mbpp = [json.loads(line) for line in (shared_dir / "data/mbpp/mbpp.jsonl").read_text().splitlines()[:12]]
+    for row in mbpp:
+        assert judged(f"```python\n{row['code']}\n```", {k: row[k] for k in ("test_list", "test_setup_code")})[0] == 1.0
+    with gzip.open(shared_dir / "data/humaneval/HumanEval.jsonl.gz", "rt") as lines:
+        human = [json.loads(line) for line in lines][:12]
+    for row in human:
+        truth = {k: row[k] for k in ("prompt", "test", "entry_point")}
+        assert judged(f"```python\n{row['canonical_solution']}\n```", truth)[0] == 1.0
+        assert judged(f"```python\n{row['prompt']}    return None\n```", truth)[0] == 0.0

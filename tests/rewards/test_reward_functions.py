@@ -1,0 +1,132 @@
+"""Naming a reward function, and what may come out of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reward_samples import HOSTILE
+
+from quadriga.errors import ConfigError
+from quadriga.rewards import RewardPool, RewardSample, metrics, reward_function
+from quadriga.rewards.functions import from_callable
+from quadriga.rewards.result import RewardResult, clean
+
+
+def top_level(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], bonus: float = 0.0
+) -> float:
+    return float(ground_truth) + bonus
+
+
+def test_a_file_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", str(tmp_path))
+    (tmp_path / "mine.py").write_text("")
+    expected = f"{tmp_path}/mine.py:fn"
+    assert reward_function(f"{tmp_path}/mine.py", "fn").target == expected
+    assert reward_function(f"{tmp_path}/mine.py:fn").target == expected
+    assert reward_function("$WHERE/mine.py", "fn").target == expected
+    assert reward_function("pkg.mod:fn").target == "pkg.mod:fn"
+    assert reward_function("pkg.mod", "fn").target == "pkg.mod:fn"
+
+
+def test_a_missing_file_is_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"custom_reward_function\.path.*/no/such/file\.py"):
+        reward_function("/no/such/file.py", "fn")
+
+
+def test_keyword_arguments_reach_the_function() -> None:
+    with RewardPool(from_callable(top_level, {"bonus": 0.5})) as pool:
+        assert pool.score_all([RewardSample("any", "", 1)])[0].score == 1.5
+
+
+def test_a_function_that_cannot_be_imported_by_name_is_refused() -> None:
+    def inner(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
+        return 1.0
+
+    for function in (inner, lambda *given: 1.0):
+        with pytest.raises(ConfigError, match="top level"):
+            RewardPool(function)
+
+
+def test_a_function_of_the_script_itself_works(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "from quadriga.rewards import RewardPool, RewardSample\n"
+        "def mine(data_source, solution_str, ground_truth, extra_info): return 7.0\n"
+        "if __name__ == '__main__':\n"
+        "    with RewardPool(mine) as pool: print(pool.score_all([RewardSample('a', 'b')])[0].score)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("7.0\n", "")
+
+
+def test_a_file_can_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("VALUE = 4.0\n")
+    (tmp_path / "mine.py").write_text("import neighbour_of_mine\ndef fn(**given): return neighbour_of_mine.VALUE\n")
+    with RewardPool(f"{tmp_path}/mine.py:fn") as pool:
+        assert pool.score_all([RewardSample("a", "b")])[0].score == 4.0
+
+
+def test_rows_with_arrays_arrive_whole() -> None:
+    with RewardPool(f"{HOSTILE}:behave") as pool:
+        assert pool.score_all([RewardSample("any", "honest", np.float64(2.5), {"a": np.arange(3)})])[0].score == 2.5
+
+
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [(1, 1.0), (True, 1.0), (0.25, 0.25), (np.float32(0.5), 0.5), (torch.tensor(2.0), 2.0), ({"score": 3}, 3.0)],
+)
+def test_any_number_is_a_score(value: Any, score: float) -> None:
+    assert clean(value)["score"] == score
+
+
+@pytest.mark.parametrize(
+    "value", ["1", b"1", None, [1.0], float("nan"), float("inf"), {}, {"score": "1"}, {"score": None}]
+)
+def test_anything_else_is_not(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="returned"):
+        clean(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [
+        (1.0, "correct"),
+        (0.0, "wrong"),
+        (-1.0, "wrong"),
+        ({"score": 0.1, "acc": 0}, "wrong"),
+        ({"score": 0.0, "acc": 1}, "correct"),
+        ({"score": 0.0, "parsed": False}, "unparsed"),
+    ],
+)
+def test_right_wrong_and_unparsed_are_told_apart(value: Any, outcome: str) -> None:
+    assert clean(value)["outcome"] == outcome
+
+
+def test_extras_become_plain_data_and_metrics() -> None:
+    value = {
+        "score": 1.0,
+        "pred": 5,
+        "tokens": np.int64(3),
+        "flag": True,
+        "note": "x",
+        "odd": object,
+        "mean": torch.tensor(0.5),
+    }
+    found = clean(value)
+    assert found["pred"] == "5"
+    assert found["extra"] == {"tokens": 3, "flag": True, "note": "x", "odd": repr(object), "mean": 0.5}
+    results = [RewardResult(1.0, "correct", extra=found["extra"]), RewardResult(0.0, "wrong", extra={"tokens": 5})]
+    told = metrics(results)
+    assert told["reward/extra/tokens"] == 4.0
+    assert told["reward/extra/flag"] == 1.0
+    assert "reward/extra/note" not in told
+    assert told["reward/correct"] + told["reward/wrong"] == 1.0
+    assert metrics([]) == {}
