@@ -1,11 +1,11 @@
 """Make the embedded model, quadriga/assets/arithmetic, from nothing: shape, tokenizer, lessons, supervised training.
 
     python scripts/make_arithmetic_model.py                            # writes quadriga/assets/arithmetic anew
-    python scripts/make_arithmetic_model.py --output /tmp/m --steps 20 # a short run elsewhere
+    python scripts/make_arithmetic_model.py --output m --steps 20      # a short run elsewhere
 
-The model learns sums from a careless teacher: of five lessons on a problem, three leave out every carry and borrow. So
-its likeliest answer is wrong wherever there is one, while the right answer is among its samples: reinforcement learning
-has something to find. No lesson is about a problem of `builtin:arithmetic/test`, nor about one with its terms swapped.
+The model learns sums from a careless teacher: of five lessons on a problem, three leave out every carry. So its likeliest
+answer is wrong wherever there is one, while the right answer is among its samples: reinforcement learning has something
+to find. No lesson is about a problem of `builtin:arithmetic/test`, nor about one with its terms swapped.
 
 The same machine and torch version give the same bytes; other ones may round differently.
 """
@@ -40,16 +40,12 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "vocab_size": len(SPECIAL) + len(CHARACTERS),
 }
-STEPS, BATCH, LR = 2500, 128, 3e-3
+STEPS, BATCH, LR = 4000, 128, 3e-3
 
 
-def careless(a: int, operator: str, b: int) -> int:
-    """`a ± b` of two numbers below 100, digit by digit, forgetting every carry and borrow."""
-    if operator == "+":
-        return (a // 10 + b // 10) % 10 * 10 + (a % 10 + b % 10) % 10
-    if a < b:
-        return -careless(b, "-", a)
-    return (a // 10 - b // 10) * 10 + (a % 10 - b % 10) % 10
+def careless(a: int, b: int) -> int:
+    """`a + b` of two numbers below 100, digit by digit, forgetting every carry."""
+    return (a // 10 + b // 10) % 10 * 10 + (a % 10 + b % 10) % 10
 
 
 def write_lessons(file: Path) -> None:
@@ -60,9 +56,8 @@ def write_lessons(file: Path) -> None:
     with file.open("w", encoding="utf-8") as out:
         for row in train:
             question, right = row["extra_info"]["question"], row["reward_model"]["ground_truth"]
-            operator = "+" if "+" in question else "-"
-            a, b = map(int, question.rstrip("=").split(operator))
-            for answer in [right] * RIGHT + [careless(a, operator, b)] * CARELESS:
+            a, b = map(int, question.rstrip("=").split("+"))
+            for answer in [right] * RIGHT + [careless(a, b)] * CARELESS:
                 out.write(json.dumps({"question": question, "answer": f"#### {answer}"}) + "\n")
 
 
@@ -104,6 +99,7 @@ def train(folder: Path, steps: int) -> Path:
                 "lr": LR,
                 "betas": [0.9, 0.99],
                 "lr_warmup_steps_ratio": 0.02,
+                "weight_decay": 0.1,
                 "lr_scheduler": "wsd",
             },
             "trainer": {

@@ -78,16 +78,15 @@ def test_no_held_out_problem_is_in_the_lessons_in_any_order(tmp_path):
     for row in rows.read(np.arange(len(rows))):
         question = row["extra_info"]["question"]
         assert question not in lessons
-        if "+" in question:
-            a, b = question.rstrip("=").split("+")
-            assert f"{b}+{a}=" not in lessons
+        a, b = question.rstrip("=").split("+")
+        assert f"{b}+{a}=" not in lessons
 
 
 @pytest.mark.parametrize(
     ("problem", "answer"),
-    [((57, "+", 68), 15), ((12, "+", 34), 46), ((83, "-", 47), 46), ((47, "-", 83), -46), ((59, "-", 23), 36)],
+    [((57, 68), 15), ((12, 34), 46), ((7, 5), 2), ((60, 72), 32)],
 )
-def test_the_careless_teacher_forgets_carries_and_borrows(problem, answer):
+def test_the_careless_teacher_forgets_carries(problem, answer):
     assert make_script().careless(*problem) == answer
 
 
