@@ -170,7 +170,8 @@ def main() -> None:
         }
         for name in contenders
     }
-    print(json.dumps({"threads": torch.get_num_threads(), "results": result}, indent=2))
+    waste = {name: round(share, 4) for name, share in engine.statistics().items()}
+    print(json.dumps({"threads": torch.get_num_threads(), "results": result, "waste": waste}, indent=2))
 
 
 if __name__ == "__main__":
