@@ -146,7 +146,7 @@ class Dispatcher:
     # -- handing out
 
     def _hand_out(self) -> None:
-        if not self._queue:
+        if not self._queue and len(self._workers) <= self._num_workers:
             return
         chunk = max(1, min(self._chunk_size, int(_CHUNK_SECONDS / max(self._mean_s, 1e-9))))
         share = -(-len(self._queue) // self._num_workers)
