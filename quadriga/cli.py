@@ -18,6 +18,7 @@ COMMANDS = {
     ),
     "plan": ("quadriga.config.plan:main", "print what a configuration amounts to, without running it"),
     "doctor": ("quadriga.doctor:main", "check this machine, and say how to mend what is wrong"),
+    "generate": ("quadriga.rollout.command:main", "complete prompts with a model, log-probs included"),
     "export": ("quadriga.checkpoint.command:main", "a checkpoint's model as a Hugging Face folder"),
     "prep": ("quadriga.data.prep.command:main", "turn a dataset into training and test files"),
 }

@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 1024,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "tie_word_embeddings": True,
     "bos_token_id": None,
