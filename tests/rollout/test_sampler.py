@@ -13,7 +13,7 @@ from rollout_models import VOCAB, own_log_probs, tiny_model
 from quadriga.errors import ConfigError
 from quadriga.rollout import Request, SamplingParams
 from quadriga.rollout.native.randomness import stream_key, uniforms
-from quadriga.rollout.native.sampler import needs_of, sample
+from quadriga.rollout.native.sampler import _group_sums, _inverse_cdf, needs_of, sample
 from quadriga.rollout.native.sequence import Sequence
 from quadriga.rollout.native.slots import Sampled, SlotTable
 
@@ -198,3 +198,16 @@ def test_requests_with_different_parameters_run_together_and_alone_the_same() ->
 def test_impossible_parameters_are_named(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
         SamplingParams(**{key: value})
+
+
+def test_numbers_on_the_very_edge_of_a_group_draw_a_token_that_has_weight() -> None:
+    """A group's sum and the running sum inside it round differently, so the edge may lie beyond all of its tokens."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(4000, 192, generator=generator) ** 8
+    weights[:, 60:64] = weights[:, 124:128] = weights[:, 180:] = 0
+    sums = _group_sums(weights)
+    for group in range(3):
+        edge = sums.cumsum(-1)[:, group] / sums.cumsum(-1)[:, -1]
+        for u in (edge, edge.nextafter(torch.zeros(1)), edge.nextafter(torch.ones(1))):
+            tokens = _inverse_cdf(weights, sums, u.clamp(max=1 - 2.0**-24))
+            assert (weights.gather(1, tokens[:, None]) > 0).all()
