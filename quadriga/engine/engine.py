@@ -53,6 +53,8 @@ _PACKED_COLUMNS = frozenset({"input_ids", "attention_mask", "position_ids", "pro
 
 MIN_SHARED_TOKENS = 0.05
 """Prompts are shared when that saves at least this part of the tokens; attention over shared prompts costs a little."""
+MAX_SHARED_LENGTH = 2048
+"""No sharing with longer rows: attention to a shared prompt needs a mask of `[response, row]`."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ class TrainingEngine:
             raise DataError("the batch has no attention_mask", "give input_ids, attention_mask and response_mask")
         ids, mask, response_mask = (data.batch[name] for name in ("input_ids", "attention_mask", "response_mask"))
         lengths = mask.sum(-1).tolist()
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or max(lengths, default=0) > MAX_SHARED_LENGTH:
             return RowSizes(lengths)
         same_prompt, prompts = group_by_prompt(ids, mask, ids.shape[1] - response_mask.shape[1])
         sharing = RowSizes(lengths, same_prompt, prompts)

@@ -15,7 +15,6 @@ A response that shares its prompt with others (`packing.py`) sees that prompt's 
 from __future__ import annotations
 
 import inspect
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -105,7 +104,7 @@ def _by_runs(
             qs.transpose(1, 2),
             ks.transpose(1, 2),
             vs.transpose(1, 2),
-            attn_mask=_visible(run.length, run.prefix_length, window, q.device, q.dtype) if masked else None,
+            attn_mask=layout.mask(run.length, run.prefix_length, window, q.dtype) if masked else None,
             dropout_p=dropout,
             is_causal=not masked,
             scale=scaling,
@@ -145,22 +144,10 @@ def _softcapped(
         ks, vs = (torch.cat([x[before], x[i]]) if before >= 0 else x[i] for x in (keys, values))
         ks, vs = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (ks, vs))
         scores = softcap * torch.tanh(qs.transpose(0, 1) @ ks.transpose(1, 2) * (scaling / softcap))
-        scores = scores.float() + _visible(qs.shape[0], ks.shape[1] - qs.shape[0], window, q.device, torch.float32)
+        scores = scores.float() + layout.mask(qs.shape[0], ks.shape[1] - qs.shape[0], window, torch.float32)
         weights = scores.softmax(-1).to(q.dtype)
         outputs.append((F.dropout(weights, dropout) @ vs).transpose(0, 1))
     return torch.cat(outputs)
-
-
-@lru_cache(maxsize=256)
-def _visible(length: int, prefix: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`[length, prefix + length]` to add to scores: 0 where the row's token sees the column's, else −inf.
-
-    Cached: all layers of a model ask for the same ones.
-    """
-    mask = torch.ones(length, prefix + length, dtype=torch.bool, device=device).tril(prefix)
-    if window is not None:
-        mask = mask.triu(prefix + 1 - window)
-    return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, float("-inf"))
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------

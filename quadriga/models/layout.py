@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -43,6 +43,7 @@ class SequenceLayout:
     lengths: tuple[int, ...]
     prefixes: tuple[int, ...]
     cu_seqlens: Tensor
+    _masks: dict[tuple, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> SequenceLayout:
@@ -80,6 +81,21 @@ class SequenceLayout:
             runs.append(Run(count, length) if prefix_length == 0 else self._prefixed_run(at, count))
             at += count
         return tuple(runs)
+
+    def mask(self, length: int, prefix: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """`[length, prefix + length]` to add to scores: 0 where the row's token sees the column's, else −inf.
+
+        Kept as long as the layout: all layers of a model ask for the same ones.
+        """
+        key = (length, prefix, window, dtype)
+        if key not in self._masks:
+            device = self.cu_seqlens.device
+            visible = torch.ones(length, prefix + length, dtype=torch.bool, device=device).tril(prefix)
+            if window is not None:
+                visible = visible.triu(prefix + 1 - window)
+            hidden = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
+            self._masks[key] = hidden
+        return self._masks[key]
 
     def _prefixed_run(self, first: int, count: int) -> Run:
         """A run whose prefixes lie, with others of the same length perhaps, in one region of the stream."""

@@ -53,10 +53,13 @@ def sgd_like(lr: float = 1e-2) -> OptimConfig:
     return OptimConfig(lr=lr, weight_decay=0.0, betas=[0.9, 0.999])
 
 
-def mini_batch(rows: int = 12, prompt: int = 5, response: int = 7, seed: int = 0) -> DataProto:
-    """Rows of different lengths, one of them with a response of 0 tokens, one with a gap in its response_mask."""
+def mini_batch(rows: int = 12, prompt: int = 5, response: int = 7, seed: int = 0, group: int = 1) -> DataProto:
+    """Rows of different lengths, one of them with a response of 0 tokens, one with a gap in its response_mask.
+
+    `group` consecutive rows have the same prompt.
+    """
     generator = torch.Generator().manual_seed(seed)
-    prompts = torch.randint(1, prompt + 1, (rows, 1), generator=generator)
+    prompts = torch.randint(1, prompt + 1, (rows // group, 1), generator=generator).repeat_interleave(group, 0)
     responses = torch.randint(1, response + 1, (rows, 1), generator=generator)
     responses[0], responses[-1] = response, 0
     columns = torch.arange(prompt + response)
@@ -64,6 +67,7 @@ def mini_batch(rows: int = 12, prompt: int = 5, response: int = 7, seed: int = 0
     response_mask = attention[:, prompt:].clone()
     response_mask[0, response // 2] = False
     ids = torch.randint(2, VOCABULARY, attention.shape, generator=generator) * attention
+    ids[:, :prompt] = ids[::group, :prompt].repeat_interleave(group, 0)
 
     def per_token() -> torch.Tensor:
         return torch.randn(rows, response, generator=generator)

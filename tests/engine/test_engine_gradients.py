@@ -112,6 +112,21 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(limits):
     assert_same_gradients(gradients(cut), gradients(whole))
 
 
+@pytest.mark.parametrize("max_tokens", [20, 60, BUDGET])
+def test_rows_that_share_their_prompt_give_the_gradient_of_whole_rows(max_tokens):
+    data = mini_batch(group=4)
+    expected_loss, _, expected_grads, _ = plain_ppo_step(data, "token-mean")
+    engine = TrainingEngine(tiny_policy(), optim=sgd_like(), grad_clip=None)
+    tokens = []
+    engine.model.huggingface.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    metrics = engine.train_mini_batch(data, ppo_loss(), max_tokens, with_entropy=True)
+    assert sum(tokens) < data.batch["attention_mask"].sum(), "prompts are computed once, not for every row"
+    assert metrics["loss"] == pytest.approx(expected_loss, abs=1e-5)
+    assert_same_gradients(gradients(engine), expected_grads, 2e-6)
+
+
 def test_gradient_checkpointing_gives_the_same_gradient():
     data = mini_batch()
     plain = TrainingEngine(tiny_policy(), optim=sgd_like(), grad_clip=None)
