@@ -17,7 +17,7 @@ from quadriga.rollout.native.blocks import BlockPool
 from quadriga.rollout.native.geometry import cache_shape, context_length, fitting_blocks, vocab_size
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.probe import check_module
-from quadriga.rollout.native.runner import Runner
+from quadriga.rollout.native.runner import Runner, Work
 from quadriga.rollout.native.sampler import Needs, needs_of, sample
 from quadriga.rollout.native.scheduler import Scheduler
 from quadriga.rollout.native.sequence import Sequence
@@ -72,6 +72,7 @@ class NativeEngine:
         self._limits = Limits(tokens, self.pool.num_blocks * block_size, self.table.vocab_size, tokenizer is not None)
         self._version = 0
         self._needs = Needs()
+        self._work = Work()
         self._aborted: set[str] = set()
         self.runner: Runner | None = None
         self.wake()
@@ -122,7 +123,7 @@ class NativeEngine:
         """Make the cache anew."""
         if self.runner is None:
             cache = KVCache(self.shape, self.pool.num_blocks)
-            self.runner = Runner(self.module, cache, self.scheduler, self.table)
+            self.runner = Runner(self.module, cache, self.scheduler, self.table, self._work)
 
     def statistics(self) -> dict[str, float]:
         """What generation cost since the engine was made.
@@ -130,8 +131,11 @@ class NativeEngine:
         `wasted_rows`: share of the computed rows that were padding; `wasted_blocks`: share of the cache blocks read in
         place that belonged to nobody; `preemptions`: how often a sample lost its blocks.
         """
-        assert self.runner is not None
-        return {**self.runner.waste(), "preemptions": float(self.scheduler.preemptions)}
+        return {
+            "wasted_rows": self._work.padding / max(1, self._work.rows),
+            "wasted_blocks": self._work.gaps / max(1, self._work.blocks),
+            "preemptions": float(self.scheduler.preemptions),
+        }
 
     # ---- one generation ----------------------------------------------------------------------------------------------
 
@@ -145,11 +149,12 @@ class NativeEngine:
             deadline = math.inf if request.deadline_s is None else now + request.deadline_s
             members = [Sequence(request, i, deadline) for i in request.sample_indices]
             self.scheduler.submit(members[0].prompt, members)
-        first_deadline = min((r.deadline_s for r in requests if r.deadline_s is not None), default=math.inf) + now
         try:
+            deadline = self.scheduler.next_deadline()
             while not self.scheduler.idle:
-                if self._aborted or time.monotonic() >= first_deadline:
+                if self._aborted or time.monotonic() >= deadline:
                     yield from self._give_up()
+                    deadline = self.scheduler.next_deadline()
                 if not self.scheduler.idle:
                     yield from self._step()
         finally:
@@ -187,9 +192,13 @@ class NativeEngine:
     def _give_up(self) -> list[Completion]:
         """Take out what was aborted or is past its deadline, as it is."""
         now, aborted, self._aborted = time.monotonic(), self._aborted, set()
-        for sequence in self.scheduler.running:
+
+        def is_over(sequence: Sequence) -> bool:
+            return sequence.request.request_id in aborted or sequence.deadline <= now
+
+        for sequence in filter(is_over, self.scheduler.running):
             self.table.save(sequence)
-        over = self.scheduler.withdraw(lambda s: s.request.request_id in aborted or s.deadline <= now)
+        over = self.scheduler.withdraw(is_over)
         return [s.completion("aborted" if s.request.request_id in aborted else "deadline", self._version) for s in over]
 
     def _must_be_idle(self, event: str) -> None:

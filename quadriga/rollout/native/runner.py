@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,18 @@ from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.slots import SlotTable
 
 
+@dataclass
+class Work:
+    """What was computed since the engine was made, and how much of it for nobody."""
+
+    rows: int = 0
+    padding: int = 0
+    blocks: int = 0
+    """Cache blocks read in place by decoding."""
+    gaps: int = 0
+    """Those of them that belonged to no decoding row."""
+
+
 class Runner:
     """Turns a batch into a plan and the plan into logits.
 
@@ -24,21 +37,13 @@ class Runner:
     may use it between two passes.
     """
 
-    def __init__(self, module: Any, cache: KVCache, scheduler: Scheduler, table: SlotTable) -> None:
-        self.module, self.cache, self.scheduler, self.table = module, cache, scheduler, table
+    def __init__(self, module: Any, cache: KVCache, scheduler: Scheduler, table: SlotTable, work: Work) -> None:
+        self.module, self.cache, self.scheduler, self.table, self.work = module, cache, scheduler, table, work
         self._attention = register_paged_attention()
         self._index: DecodeIndex | None = None
         self._index_of: tuple[int, np.ndarray] | None = None
         self.windows: set[int | None] = set()
         """Sliding windows that decoding was asked for so far; None: no window."""
-        self._rows = self._padding = self._blocks = self._gaps = 0
-
-    def waste(self) -> dict[str, float]:
-        """Shares of what was computed for nobody, see `NativeEngine.statistics`."""
-        return {
-            "wasted_rows": self._padding / max(1, self._rows),
-            "wasted_blocks": self._gaps / max(1, self._blocks),
-        }
 
     @torch.no_grad()
     def run(self, batch: Batch) -> tuple[Tensor, np.ndarray]:
@@ -107,7 +112,8 @@ class Runner:
             if start + length == prefill.ids.size:
                 ends.append(tokens - 1)
         padding = padded(tokens) - tokens
-        self._rows, self._padding = self._rows + tokens + padding, self._padding + padding
+        self.work.rows += tokens + padding
+        self.work.padding += padding
         position = torch.from_numpy(np.concatenate([*positions, np.zeros(padding, np.int64)])).to(device)
         new = torch.from_numpy(np.concatenate([*ids, np.zeros(padding, np.int64)])).to(device)
         blocks_of = torch.from_numpy(np.concatenate(tables)).to(device)
@@ -134,6 +140,6 @@ class Runner:
         if self._index is None or known is None or known[0] != scheduler.pool.changes or known[1] is not slots:
             self._index = decode_index(self.cache.shape, scheduler.tables[slots, : counts.max()], counts, shared)
             self._index_of = (scheduler.pool.changes, slots)
-        self._blocks += self._index.num_private
-        self._gaps += self._index.num_private - int((counts - shared).sum())
+        self.work.blocks += self._index.num_private
+        self.work.gaps += self._index.num_private - int((counts - shared).sum())
         return self._index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not (self.waiting or self.prefilling or self.running)
+
+    def next_deadline(self) -> float:
+        """The first moment when a sample is to be given up."""
+        queued = (s for prefill in (*self.prefilling, *self.waiting) for s in prefill.members)
+        return min((s.deadline for s in (*self.running, *queued)), default=math.inf)
 
     def submit(self, ids: np.ndarray, members: list[Sequence]) -> None:
         """Queue a prompt for its samples, in as few parts as slots and blocks allow."""
