@@ -22,6 +22,9 @@ class LocalResourcePoolManager:
         self.resource_pool_spec, self.mapping = resource_pool_spec, mapping
         self.resource_pool_dict: dict[str, ResourcePool] = {}
 
+    def check_resources(self) -> None:
+        """Nothing: this process is there."""
+
     def create_resource_pool(self) -> None:
         self.resource_pool_dict = {name: ResourcePool(sizes) for name, sizes in self.resource_pool_spec.items()}
 

@@ -192,19 +192,33 @@ class ResourcePoolManager:
     max_colocate_count: int = 3
 
     def __post_init__(self) -> None:
-        for role, pool in self.mapping.items():
-            if pool not in self.resource_pool_spec:
-                raise ConfigError(
-                    f"role {role} is mapped to the pool {pool!r}, which does not exist",
-                    f"map it to one of {', '.join(self.resource_pool_spec) or '(no pool is defined)'}",
-                )
+        for role, home in self.mapping.items():
+            self._require(role, home)
         for pool, sizes in self.resource_pool_spec.items():
             if not sizes:
                 raise ConfigError(f"pool {pool!r} has no nodes", "give the slots per node, e.g. [8, 8]")
 
+    def check_resources(self) -> None:
+        """ResourceError unless all pools fit the cluster together; nothing is reserved."""
+        self._reserve(self._new_pools())
+
     def create_resource_pool(self) -> None:
         """Check that all pools fit the cluster together, then make them. Nothing is left behind if that fails."""
-        pools = {
+        for role, home in self.mapping.items():
+            self._require(role, home)
+        pools = self._new_pools()
+        nodes = iter(self._reserve(pools))
+        try:
+            for pool in pools.values():
+                pool.get_placement_groups([next(nodes) for _ in pool.store])
+        except ResourceError:
+            for pool in pools.values():
+                pool.shutdown()
+            raise
+        self.resource_pool_dict.update(pools)
+
+    def _new_pools(self) -> dict[str, RayResourcePool]:
+        return {
             name: RayResourcePool(
                 sizes,
                 name_prefix=f"{name}_{secrets.token_hex(3)}_",
@@ -214,16 +228,16 @@ class ResourcePoolManager:
             )
             for name, sizes in self.resource_pool_spec.items()
         }
-        demands = [d for name, pool in pools.items() for d in pool.demands(name)]
-        nodes = iter(reserve_nodes(demands, self.wait_s))
-        try:
-            for pool in pools.values():
-                pool.get_placement_groups([next(nodes) for _ in pool.store])
-        except ResourceError:
-            for pool in pools.values():
-                pool.shutdown()
-            raise
-        self.resource_pool_dict.update(pools)
+
+    def _reserve(self, pools: Mapping[str, RayResourcePool]) -> list[Node]:
+        return reserve_nodes([d for name, pool in pools.items() for d in pool.demands(name)], self.wait_s)
+
+    def _require(self, role: Any, pool: str) -> None:
+        if pool not in self.resource_pool_spec:
+            raise ConfigError(
+                f"role {role} is mapped to the pool {pool!r}, which does not exist",
+                f"map it to one of {', '.join(self.resource_pool_spec) or '(no pool is defined)'}",
+            )
 
     def get_resource_pool(self, role: Hashable) -> RayResourcePool:
         return self.resource_pool_dict[self.mapping[role]]

@@ -33,7 +33,7 @@ from quadriga.rewards.processes import (
     descendants,
     die_with_parent,
     end_children,
-    kill_tree,
+    kill_trees,
     parents,
     python_command,
     resident_bytes,
@@ -106,8 +106,7 @@ class Warden:
                 message = self._control.recv(_MESSAGE_BYTES)
                 if not message:
                     break
-                for pid in json.loads(message)["kill"]:
-                    self._kill(pid)
+                self._kill(json.loads(message)["kill"])
                 sweep_at = 0.0
             exited, status = os.waitpid(self._zygote, os.WNOHANG)
             if exited:
@@ -125,14 +124,14 @@ class Warden:
             self._cap_log()
         end_children(patience_s=2.0)
 
-    def _kill(self, pid: int) -> None:
-        if parents().get(pid) == self._zygote:
-            kill_tree(pid)
+    def _kill(self, pids: list[int]) -> None:
+        table = parents()
+        kill_trees([pid for pid in pids if table.get(pid) == self._zygote])
 
     def _check_trees(self, pids: list[int]) -> None:
         if self._memory_bytes is not None and pids:
             table = parents()
-            self._check_memory({pid: [pid, *descendants(pid, table)] for pid in pids})
+            self._check_memory({pid: [pid, *descendants([pid], table)] for pid in pids})
 
     def _check_memory(self, trees: dict[int, list[int]]) -> None:
         if self._memory_bytes is None:
@@ -142,7 +141,7 @@ class Warden:
             if used > self._memory_bytes:
                 with contextlib.suppress(OSError):
                     _send(self._control, over_memory=pid, used_mb=used >> 20)
-                self._kill(pid)
+                self._kill([pid])
 
     def _cap_log(self) -> None:
         if os.fstat(1).st_size > self._log_bytes:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -50,12 +51,12 @@ def parents() -> dict[int, int]:
     return found
 
 
-def descendants(pid: int, table: dict[int, int] | None = None) -> list[int]:
-    """All processes below `pid`, without `pid` itself; `table` is what `parents` returned a moment ago."""
+def descendants(roots: Iterable[int], table: dict[int, int] | None = None) -> list[int]:
+    """All processes below `roots`, without these; `table` is what `parents` returned a moment ago."""
     children: dict[int, list[int]] = {}
     for child, parent in (parents() if table is None else table).items():
         children.setdefault(parent, []).append(child)
-    below, todo = [], [pid]
+    below, todo = [], list(roots)
     while todo:
         for child in children.get(todo.pop(), ()):
             below.append(child)
@@ -109,44 +110,42 @@ def lower_priority(leader: int, nice: int = 10) -> bool:
     return True
 
 
-def kill_tree(pid: int, include_root: bool = True) -> None:
-    """SIGKILL a process and everything below it.
+def kill_trees(roots: Iterable[int]) -> None:
+    """SIGKILL processes and everything below them.
 
     All are stopped first, again and again until no new one shows up: a stopped process cannot fork, so nothing
     slips away between looking and killing.
     """
-    seen: set[int] = set()
-    if include_root:
+    seen = set(roots)
+    for pid in seen:
         _send(pid, signal.SIGSTOP)
-    while new := set(descendants(pid)) - seen:
-        for found in new:
-            _send(found, signal.SIGSTOP)
+    while new := set(descendants(seen)) - seen:
+        for pid in new:
+            _send(pid, signal.SIGSTOP)
         seen |= new
-    if include_root:
-        seen.add(pid)
-    for found in seen:
-        _send(found, signal.SIGKILL)
+    for pid in seen:
+        _send(pid, signal.SIGKILL)
 
 
 def end_children(keep: frozenset[int] = frozenset(), patience_s: float = 1.0) -> None:
-    """Kill and reap the children of this process, and all below them, except those in `keep`."""
+    """Kill and reap the children of this process, and all below them, except those in `keep`.
+
+    Returns when none is left that has not been killed, and waits at most `patience_s` for those that have: one in
+    uninterruptible sleep ends when the kernel lets it.
+    """
+    killed: set[int] = set()
     deadline = time.monotonic() + patience_s
     while True:
-        mine = [child for child, parent in parents().items() if parent == os.getpid() and child not in keep]
-        if not mine:
+        mine = {child for child, parent in parents().items() if parent == os.getpid()} - keep
+        new = mine - killed
+        if not new and (not mine or time.monotonic() > deadline):
             return
+        kill_trees(new)
+        killed |= new
         for child in mine:
-            kill_tree(child)
-        for child in mine:
-            _reap(child, deadline)
-        if time.monotonic() > deadline:  # in uninterruptible sleep: the kernel ends it when it can
-            return
-
-
-def _reap(pid: int, deadline: float) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(0.001)
 
 
 def _send(pid: int, number: int) -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quadriga.rewards.processes import kill_tree
+from quadriga.rewards.processes import kill_trees
 
 _CHILD = str(Path(__file__).with_name("sandbox_child.py"))
 _MAX_RESULT_BYTES = 1 << 16
@@ -116,7 +116,7 @@ def _run(folder: str, job_fd: int, stdin: Any, stdout: Any, result_fd: int, wall
         return None
     finally:
         if process.returncode is None:
-            kill_tree(process.pid)
+            kill_trees([process.pid])
             process.wait()
 
 

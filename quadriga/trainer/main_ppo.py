@@ -142,6 +142,11 @@ class TaskRunner:
 
     def run(self, config: Any) -> None:
         """Check, place and start everything, train, and leave nothing behind."""
+        enter_callers_folder()
+        config = load_config(config)
+        self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
+        pools = self.init_resource_pool_mgr(config)
+        pools.check_resources()  # before anything expensive
         from quadriga.checkpoint.store import CheckpointStore
         from quadriga.data import create_rl_dataset
         from quadriga.models.load import load_tokenizer
@@ -150,9 +155,6 @@ class TaskRunner:
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
         from quadriga.trainer.report import describe_workers
 
-        enter_callers_folder()
-        config = load_config(config)
-        self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
         actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
         self.add_critic_worker(config)
         self.add_reward_model_worker(config)
@@ -171,7 +173,7 @@ class TaskRunner:
                 config=config,
                 tokenizer=tokenizer,
                 role_worker_mapping=self.role_worker_mapping,
-                resource_pool_manager=self.init_resource_pool_mgr(config),
+                resource_pool_manager=pools,
                 ray_worker_group_cls=worker_group_cls,
                 reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool) if uses_function else None,
                 val_reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool),
@@ -182,7 +184,6 @@ class TaskRunner:
             )
             self.trainer = trainer
             try:
-                pools = trainer.crew.pools
                 self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
                 if found:
                     trainer.resume(found)

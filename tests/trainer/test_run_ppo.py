@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from quadriga.config.load import CONFIG_DIR
 from quadriga.errors import ConfigError, ResourceError, WorkerError
+from quadriga.trainer import main_ppo
 from quadriga.trainer.constants_ppo import DEFAULT_ENV_VARS, get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.main_ppo import TaskRunner, run_ppo
@@ -138,13 +139,23 @@ def test_bad_configuration_stops_before_any_process_starts(monkeypatch):
     assert "trainer.n_gpus_per_node" in error.value.fix
 
 
-def test_first_example_of_seed_000_runs_as_written(ray_8, shared_dir, monkeypatch):
+def test_first_example_of_seed_000_runs_as_written(ray_8, shared_dir, monkeypatch, tmp_path):
+    """The snippet itself, on eight workers; only the length of the run and its folder are cut down on the way."""
     text = next((shared_dir / "seeds").glob("000_*")).read_text().replace("verl", "quadriga")
     start = text.index("from quadriga.trainer.main_ppo import run_ppo\nfrom omegaconf")
     snippet = text[start : text.index("run_ppo(config)", start) + len("run_ppo(config)")]
     assert "config.trainer.n_gpus_per_node = 8" in snippet
+    whole_run = main_ppo.run_ppo
+
+    def one_step(config):
+        config.trainer.update(total_training_steps=1, val_before_train=False, default_local_dir=str(tmp_path / "run"))
+        config.data.update(val_max_samples=8, max_prompt_length=16, max_response_length=12)
+        whole_run(config)
+
+    monkeypatch.setattr(main_ppo, "run_ppo", one_step)
     monkeypatch.chdir(CONFIG_DIR.parent)
     exec(compile(snippet, "seed 000, example 1", "exec"), {})
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_resource_pool_spec_of_seed_000():
@@ -202,12 +213,13 @@ def python(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProces
 
 
 def test_command_line_starts_ray_and_leaves_no_litter(tmp_path):
-    run = python(
-        "-m", "quadriga.trainer.main_ppo", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=2", cwd=tmp_path
-    )
+    arguments = ["--config-name=quickstart", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=1"]
+    arguments += ["++ray_kwargs.ray_init.num_cpus=2", "data.val_max_samples=8"]
+    run = python("-m", "quadriga.trainer.main_ppo", *arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert "critic" in run.stdout
-    assert not list(tmp_path.iterdir())
+    assert "actor_rollout in 2 processes" in run.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["outputs"]
+    assert (tmp_path / "outputs/quadriga/quickstart/checkpoints/global_step_1/huggingface/model.safetensors").exists()
 
 
 def test_command_line_names_the_nearest_key(tmp_path):
@@ -230,7 +242,8 @@ def test_unreachable_cluster_is_told_in_seconds(tmp_path):
 def test_local_executor_runs_without_ray(tmp_path):
     code = (
         "from quadriga.trainer.main_ppo import run_ppo\n"
-        "run_ppo({'trainer': {'executor': 'local', 'device': 'cpu'}})\n"
+        "run_ppo({'trainer': {'executor': 'local', 'device': 'cpu', 'total_training_steps': 1, 'val_before_train': False},\n"
+        "         'data': {'val_max_samples': 8, 'train_max_samples': 64}})\n"
         "import ray; print('ray running:', ray.is_initialized())"
     )
     run = python("-c", code, cwd=tmp_path)
