@@ -11,7 +11,7 @@ import ray
 RUNTIME_ENV = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def ray_8():
     """One node, eight CPU slots."""
     ray.shutdown()
