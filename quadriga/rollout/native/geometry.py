@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,10 +65,7 @@ def vocab_size(module: Any) -> int:
 
 def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float) -> int:
     """`wanted` blocks, or as many as fit into that share of the free memory. ConfigError if not one does."""
-    if shape.device.type == "cuda":
-        free = torch.cuda.mem_get_info(shape.device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = _free_bytes(shape.device)
     blocks = min(wanted, int(memory_fraction * free) // shape.bytes_per_block)
     if blocks < 1:
         raise ConfigError(
@@ -76,3 +74,14 @@ def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float) -> in
             "raise actor_rollout_ref.rollout.gpu_memory_utilization (memory_fraction), or kv_cache_tokens if it is set",
         )
     return blocks
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that could be allocated on `device` now; what the system caches of files counts as free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
+        return int(fields["MemAvailable"].split()[0]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
