@@ -100,6 +100,11 @@ class LocalWorkerGroup(WorkerGroup):
     def is_alive(self) -> bool:
         return not self._closed
 
+    def ask(self, method: str, *args: Any, timeout_s: float = 10.0) -> list[Any]:
+        """What a method of the worker answers, also from another thread than the one that is busy with a call."""
+        role, method = role_and_method(self._roles, self._prefixed, method)
+        return [getattr(self._workers[role], method)(*args)]
+
     def prepare_call(self) -> None:
         if self._closed:
             raise WorkerError("the workers are gone: the group was shut down", "make a new worker group")

@@ -198,6 +198,22 @@ class RayWorkerGroup(WorkerGroup):
                 answers.append(f"{seat}\n  no answer: {type(error).__name__}")
         return answers
 
+    def ask(self, method: str, *args: Any, timeout_s: float = 10.0) -> list[Any]:
+        """What a method of each worker answers beside the call that it is busy with; None where no answer comes.
+
+        The method must be quick and safe to run in a second thread. A worker that is gone is left to the running call.
+        """
+        role, method = role_and_method(self._roles, self._prefixed, method)
+        pending = [h.ask.remote(role, method, *args) for h in self._crew.handles]
+        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
+        answers = []
+        for ref in pending:
+            try:
+                answers.append(ray.get(ref, timeout=0))
+            except ray.exceptions.RayError:
+                answers.append(None)
+        return answers
+
     # ---- calls ----
 
     def prepare_call(self) -> None:

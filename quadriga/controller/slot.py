@@ -58,6 +58,11 @@ class Slot:
             parts.append(f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame)))
         return "  no call is running" if only_call else "\n".join(parts)
 
+    @ray.method(concurrency_group="control")
+    def ask(self, role: str, method: str, *args: Any) -> Any:
+        """A method of a worker, beside the call that it is busy with: it must be quick and safe to run so."""
+        return getattr(self._workers[role], method)(*args)
+
     def set_environment(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
 

@@ -141,6 +141,10 @@ class RewardPool:
             index = {handle: k for k, handle in enumerate(handles)}
             for handle in self.as_completed(handles):
                 on_result(index[handle], handle.result())
+        return self.collect(handles)
+
+    def collect(self, handles: Sequence[Future[RewardResult]]) -> list[RewardResult]:
+        """The results of a batch that was submitted, in one go or in parts; the batch's error rate is checked."""
         results = [handle.result() for handle in handles]
         failed = sum(result.failed for result in results)
         if failed > self._max_error_rate * len(results):

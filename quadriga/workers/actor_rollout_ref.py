@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class ActorRolloutRefWorker(LearningWorker):
         super().__init__(config, role)
         self.policy_config = config.actor_rollout_ref
         self.is_actor = role != "ref"
+        self._generation = 0
+        self._finished: deque[tuple[str, int, list[int]]] = deque()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
@@ -82,7 +85,8 @@ class ActorRolloutRefWorker(LearningWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """A response for every row. meta_info: `sampling` (arguments of SamplingParams), `step`, `version` of the weights."""
+        """A response for every row. meta_info: `sampling` (arguments of SamplingParams), `step`, `version` of the weights,
+        and `generation`, the number under which `take_finished` tells of samples meanwhile."""
         import torch
 
         from quadriga.engine.sharding import max_over_ranks
@@ -91,11 +95,22 @@ class ActorRolloutRefWorker(LearningWorker):
         meta = prompts.meta_info
         params = SamplingParams(**meta["sampling"])
         requests = requests_of(prompts, params, meta["step"])
+        self._finished.clear()
+        self._generation = meta["generation"]
+        completions = []
         with torch.no_grad():
-            completions = list(self.rollout.generate(requests, expected_version=meta["version"]))
+            for completion in self.rollout.generate(requests, expected_version=meta["version"]):
+                completions.append(completion)
+                self._finished.append((completion.request_id, completion.sample_index, completion.token_ids))
         width = max_over_ranks(longest(completions), self.engine.device)
         truncated = params.top_p < 1 or params.top_k > 0
         return rows_of(prompts, completions, width, self.pad_token_id, truncated)
+
+    def take_finished(self, generation: int) -> list[tuple[str, int, list[int]]]:
+        """(uid, sample index, token ids) of the samples that have finished since the last time; asked while generating."""
+        if generation != self._generation:
+            return []  # it has not begun yet
+        return [self._finished.popleft() for _ in range(len(self._finished))]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> Any:

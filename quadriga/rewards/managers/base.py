@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,13 +78,19 @@ class BaseRewardManager:
 
     def samples(self, data: DataProto) -> list[RewardSample]:
         """One sample per row: what the reward function is given."""
+        lengths = self._response_lengths(data).tolist()
+        ids = [row[:length] for row, length in zip(data.batch["responses"].tolist(), lengths)]
+        return self.samples_of(data, range(len(data)), ids)
+
+    def samples_of(self, data: DataProto, rows: Sequence[int], responses: list[list[int]]) -> list[RewardSample]:
+        """The samples of some rows whose responses, as token ids, may not be in `data` yet."""
         truths = _column(data, "reward_model")
         sources = _column(data, self.reward_fn_key)
         extras = data.non_tensor_batch.get("extra_info")
         turns = data.non_tensor_batch.get("__num_turns__")
         rollout_scores = data.non_tensor_batch.get("reward_scores")
         samples = []
-        for row, text in enumerate(self._responses(data)):
+        for row, text in zip(rows, self.tokenizer.batch_decode(responses, skip_special_tokens=True)):
             if not isinstance(truths[row], dict) or "ground_truth" not in truths[row]:
                 raise DataError(
                     f"row {row} of the batch has no reward_model.ground_truth, found {truths[row]!r}",
@@ -132,11 +138,6 @@ class BaseRewardManager:
     @staticmethod
     def _response_lengths(data: DataProto) -> torch.Tensor:
         return data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].sum(dim=1)
-
-    def _responses(self, data: DataProto) -> list[str]:
-        lengths = self._response_lengths(data).tolist()
-        ids = [row[:length] for row, length in zip(data.batch["responses"].tolist(), lengths)]
-        return list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
 
     def _print_examples(self, data: DataProto, results: list[RewardResult]) -> None:
         if self.num_examine <= 0:

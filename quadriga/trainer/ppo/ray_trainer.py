@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.role import Role
 from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.scoring import SampleScores
 from quadriga.trainer.ppo.step_metrics import batch_metrics, mean_over_ranks, throughput
 from quadriga.trainer.ppo.validation import validation_metrics
 
@@ -65,6 +67,7 @@ class RayPPOTrainer:
         self.crew = Crew(config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
         self.step = 0
+        self.generations = 0
         self.metrics: dict[str, float] = {}
         rollout = config.actor_rollout_ref.rollout
         self.sampling = {
@@ -117,8 +120,7 @@ class RayPPOTrainer:
         for tries in range(1, wanted.max_num_gen_batches + 1 if wanted.enable else 2):
             epoch, prompts = self.loader.next_batch()
             self.metrics["training/epoch"] = float(epoch)
-            batch = self.generate(prompts, self.config.actor_rollout_ref.rollout.n, self.sampling)
-            self.score(batch)
+            batch = self.scored_rollout(prompts)
             if not wanted.enable:
                 return batch
             kept.append(self.groups_that_differ(batch, wanted.metric))
@@ -131,52 +133,51 @@ class RayPPOTrainer:
             "raise algorithm.filter_groups.max_num_gen_batches, or use prompts the policy solves sometimes",
         )
 
-    def generate(self, prompts: DataProto, n: int, sampling: dict[str, Any]) -> DataProto:
-        """Rows of `n` responses to each prompt, with the prompt's columns."""
+    def generate(self, prompts: DataProto, n: int, sampling: dict[str, Any], reward_fn: Any) -> DataProto:
+        """Rows of `n` responses to each prompt, with the prompt's columns and, if there is a reward function, its
+        `token_level_scores` and what else it tells. It scores a sample while others are still being generated."""
         rows = repeat_for_samples(prompts, n)
+        scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
+        self.generations += 1
         request = rows.select(["input_ids", "attention_mask"], ["uid", "epoch", "index", "sample_index"])
-        request.meta_info = {"sampling": sampling, "step": self.step, "version": self.weights_version}
-        with self.phase("gen"):
+        request.meta_info = {
+            "sampling": sampling,
+            "step": self.step,
+            "version": self.weights_version,
+            "generation": self.generations,
+        }
+        with self.phase("gen"), scores.listening(self.crew.actor, self.generations) if scores else nullcontext():
             generated = self.crew.actor.generate_sequences(request)
         generated.non_tensor_batch.update(rows.non_tensor_batch)
+        if scores is not None:
+            with self.phase("reward"):
+                told = scores.told(generated)
+            generated.batch["token_level_scores"] = told["reward_tensor"]
+            generated.meta_info["reward_metrics"] = told.get("reward_metrics", {})
+            for name, values in told.get("reward_extra_info", {}).items():
+                generated.non_tensor_batch[f"reward_{name}"] = _objects(values)
         return generated
 
-    def score(self, batch: DataProto) -> None:
-        """Add `token_level_scores`: the reward function's, the reward model's, or their sum."""
-        scores = torch.zeros_like(batch.batch["responses"], dtype=torch.float32)
-        with self.phase("reward"):
-            if self.reward_fn is not None:
-                told = self.reward_fn(batch, return_dict=True)
-                scores += told["reward_tensor"]
-                self.metrics.update(told.get("reward_metrics", {}))
-                for name, values in told.get("reward_extra_info", {}).items():
-                    batch.non_tensor_batch[f"reward_{name}"] = _objects(values)
-            if self.crew.reward_model is not None:
-                scores += self.crew.reward_model.compute_rm_score(self.model_inputs(batch)).batch["rm_scores"]
-        batch.batch["token_level_scores"] = scores
+    def scored_rollout(self, prompts: DataProto) -> DataProto:
+        """The training rows of some prompts, with `token_level_scores`: the reward function's, the reward model's, or
+        their sum."""
+        batch = self.generate(prompts, self.config.actor_rollout_ref.rollout.n, self.sampling, self.reward_fn)
+        self.metrics.update(batch.meta_info.pop("reward_metrics", {}))
+        self.add_model_scores(batch)
         if self.config.algorithm.adv_estimator == "remax":
-            batch.batch["reward_baselines"] = self.greedy_scores(batch)
+            greedy = self.generate(prompts, 1, {**self.sampling, "do_sample": False}, self.reward_fn)
+            self.add_model_scores(greedy)
+            baselines = greedy.batch["token_level_scores"].sum(1)
+            batch.batch["reward_baselines"] = baselines.repeat_interleave(self.config.actor_rollout_ref.rollout.n)
+        return batch
 
-    def greedy_scores(self, batch: DataProto) -> torch.Tensor:
-        """The score of the greedy response to each row's prompt, `[B]`."""
-        n = self.config.actor_rollout_ref.rollout.n
-        rows = batch[list(range(0, len(batch), n))]
-        prompts = DataProto.from_dict(
-            tensors={
-                "input_ids": rows.batch["prompts"],
-                "attention_mask": rows.batch["attention_mask"][:, : rows.batch["prompts"].shape[1]],
-            },
-            non_tensors={
-                k: v for k, v in rows.non_tensor_batch.items() if not k.startswith("reward_") or k == "reward_model"
-            },
-        )
-        greedy = self.generate(prompts, 1, {**self.sampling, "do_sample": False})
-        scores = self.reward_fn(greedy).sum(1) if self.reward_fn is not None else torch.zeros(len(greedy))
-        if self.crew.reward_model is not None:
-            scores = scores + self.crew.reward_model.compute_rm_score(self.model_inputs(greedy)).batch["rm_scores"].sum(
-                1
-            )
-        return scores.repeat_interleave(n)
+    def add_model_scores(self, batch: DataProto) -> None:
+        """Add what the reward model says, where there is one, to the scores."""
+        if self.crew.reward_model is None:
+            return
+        with self.phase("reward"):
+            said = self.crew.reward_model.compute_rm_score(self.model_inputs(batch)).batch["rm_scores"]
+        batch.batch["token_level_scores"] = said + batch.batch.get("token_level_scores", torch.zeros_like(said))
 
     def groups_that_differ(self, batch: DataProto, metric: str) -> DataProto:
         """The rows of the prompts whose samples do not all have the same `metric`."""
@@ -347,12 +348,7 @@ class RayPPOTrainer:
         rows: list[dict[str, Any]] = []
         with self.tracking.phases("testing", whole=True):
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
-                batch = self.generate(prompts, val.n, sampling)
-                told = self.val_reward_fn(batch, return_dict=True)
-                batch.batch["token_level_scores"] = told["reward_tensor"]
-                for name, values in told.get("reward_extra_info", {}).items():
-                    batch.non_tensor_batch[f"reward_{name}"] = _objects(values)
-                rows += self.sample_rows(batch)
+                rows += self.sample_rows(self.generate(prompts, val.n, sampling, self.val_reward_fn))
         results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
         results = {name: values for name, values in results.items() if any(v is not None for v in values)}
         self.tracking.samples(self.step, rows, "val")

@@ -1,0 +1,90 @@
+"""Scores of a generation's rows: a sample is scored as soon as it is finished, while others are still being generated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from quadriga.errors import QuadrigaError
+from quadriga.protocol import DataProto
+from quadriga.rewards.managers import BaseRewardManager
+from quadriga.rewards.result import RewardResult
+
+POLL_S = 0.1
+"""How often the workers are asked for samples that have finished."""
+
+
+class SampleScores:
+    """What a reward manager says of the rows of one generation.
+
+    Managers that score one sample at a time are given samples early; others see the whole batch at the end.
+
+    Args:
+        manager: a reward manager.
+        rows: the rows that are generated, in order, with the columns that the reward function is given.
+    """
+
+    def __init__(self, manager: Any, rows: DataProto) -> None:
+        self.manager, self.rows = manager, rows
+        keys = zip(rows.non_tensor_batch["uid"], rows.non_tensor_batch["sample_index"])
+        self._row_of = {(uid, int(sample)): row for row, (uid, sample) in enumerate(keys)}
+        self._handles: dict[int, Future[RewardResult]] = {}
+
+    @property
+    def pending(self) -> list[str]:
+        """The samples that have not been heard of, as `uid/sample`."""
+        return [f"{uid}/{sample}" for (uid, sample), row in self._row_of.items() if row not in self._handles]
+
+    def add(self, finished: Iterable[tuple[str, int, list[int]]]) -> None:
+        """Have samples scored, each given as (uid, sample index, token ids of the response)."""
+        new = {self._row_of[uid, sample]: ids for uid, sample, ids in finished}
+        samples = self.manager.samples_of(self.rows, list(new), list(new.values()))
+        self._handles.update(zip(new, self.manager.pool.submit(samples)))
+
+    @contextmanager
+    def listening(self, group: Any, generation: int) -> Iterator[None]:
+        """While the body waits for `group` to generate, its finished samples are fetched and scored."""
+        if not can_stream(self.manager):
+            yield
+            return
+        over = threading.Event()
+
+        def listen() -> None:
+            while not over.wait(POLL_S):
+                try:
+                    for finished in group.ask("take_finished", generation):
+                        self.add(finished or [])
+                except QuadrigaError:
+                    return  # `told` meets the same error in the driver's own thread
+
+        listener = threading.Thread(target=listen, name="scoring", daemon=True)
+        listener.start()
+        try:
+            yield
+        finally:
+            over.set()
+            listener.join()
+
+    def told(self, batch: DataProto) -> dict[str, Any]:
+        """The manager's answer (`return_dict`) for the generated rows; waits for scores that are still out."""
+        if not can_stream(self.manager):
+            return self.manager(batch, return_dict=True)
+        missing = [row for row in range(len(batch)) if row not in self._handles]
+        if missing:
+            samples = self.manager.samples(batch[missing])
+            self._handles.update(zip(missing, self.manager.pool.submit(samples)))
+        results = self.manager.pool.collect([self._handles[row] for row in range(len(batch))])
+        return self.manager.assemble(batch, results, return_dict=True)
+
+
+def can_stream(manager: Any) -> bool:
+    """Whether a sample's score does not depend on the batch it is in, nor on a subclass's own way through it."""
+    return (
+        isinstance(manager, BaseRewardManager)
+        and type(manager).__call__ is BaseRewardManager.__call__
+        and type(manager).samples is BaseRewardManager.samples
+        and not manager.pool.function.batched
+    )
