@@ -59,6 +59,8 @@ class RunWorker(Worker):
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
+        # What is drawn from the global stream (a new adapter's weights) is the same on every rank and in every run.
+        torch.manual_seed(self.config.data.seed)
         self.init_process_group(self.config.actor_rollout_ref.nccl_timeout)
         ranks = torch.tensor([self.rank], device=None if self.device_name == "cpu" else self.device_name)
         dist.all_reduce(ranks)
