@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ from quadriga.errors import CheckpointError
 
 
 class Draft:
-    """A temporary folder that becomes a checkpoint when the `with` block of `CheckpointStore.writing` ends well."""
+    """A temporary folder that becomes a checkpoint when the `with` block of `CheckpointStore.writing` ends well.
 
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.step = path, step
+    Args:
+        lock: descriptor that marks the folder as in use, closed when the draft has become something or nothing.
+    """
+
+    def __init__(self, path: Path, step: int, lock: int) -> None:
+        self.path, self.step, self._lock = path, step, lock
 
     def folder(self, role: str) -> Path:
         """The folder for the part of `role`, made if it is not there: `actor`, `critic`, `huggingface`, …"""
@@ -42,3 +48,11 @@ class Draft:
         for part in sorted(self.path.iterdir()):
             if part.is_dir():
                 require_all_ranks(part)
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._lock)

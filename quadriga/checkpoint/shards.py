@@ -15,6 +15,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from quadriga.engine.engine import TrainingEngine
 
 FILE_BYTES = 1 << 30
-"""Files are cut at about this size: no more than that is copied in host memory, and several are hashed at once."""
+"""Files are cut at about this size: `save_engine` copies no more than that at a time, and several are hashed at once."""
 
 
 def save_engine(engine: TrainingEngine, folder: str | os.PathLike[str]) -> None:
@@ -42,16 +43,49 @@ def save_engine(engine: TrainingEngine, folder: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: the folder is not there (for a rank on another node: not shared), or cannot be written to.
     """
-    folder = _existing(folder)
-    state = _state_of(engine)
+    _part_of(engine).write(folder)
+
+
+@dataclass(frozen=True)
+class EnginePart:
+    """What a rank writes of an engine's state."""
+
+    rank: int
+    pieces: list[Piece]
+    index: dict[str, Any] | None
+    is_copy: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """See `save_engine`."""
+        folder = _existing(folder)
+        with readable_disk_errors("write the engine's state into", folder):
+            for number, group in enumerate(_groups(self.pieces)):
+                _write(folder / shard_name(self.rank, number), group, self.is_copy)
+            if self.index is not None:
+                (folder / INDEX).write_text(json.dumps(self.index, indent=1) + "\n", encoding="utf-8")
+                sync(folder / INDEX)
+
+
+def copy_engine(engine: TrainingEngine) -> EnginePart:
+    """What `save_engine` would write now, copied to host memory: training may go on before it is written."""
+    part = _part_of(engine)
+    pieces = [replace(piece, tensor=_host_copy(piece.tensor)) for piece in part.pieces]
+    return replace(part, pieces=pieces, is_copy=True)
+
+
+def _part_of(engine: TrainingEngine) -> EnginePart:
+    state = engine.state_dict()
     pieces = _own_pieces(state)
     pieces += [piece_of(_random_name(rank(), kind), tensor) for kind, tensor in state["rng"].items()]
-    with readable_disk_errors("write the engine's state into", folder):
-        for number, group in enumerate(_groups(pieces)):
-            _write(folder / shard_name(rank(), number), group)
-        if rank() == 0:
-            (folder / INDEX).write_text(json.dumps(_index(state), indent=1) + "\n", encoding="utf-8")
-            sync(folder / INDEX)
+    return EnginePart(rank(), pieces, _index(state) if rank() == 0 else None)
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def load_engine(engine: TrainingEngine, folder: str | os.PathLike[str]) -> None:
@@ -65,7 +99,7 @@ def load_engine(engine: TrainingEngine, folder: str | os.PathLike[str]) -> None:
     """
     folder = _existing(folder)
     index = _checked_index(folder)
-    state = _state_of(engine)
+    state = engine.state_dict()  # its tensors are the engine's own: what is copied into them is in the engine
     leaves = list(_leaves(state))
     _check_names(leaves, index, folder, with_optimizer=engine.optimizer is not None)
     with ShardReader(folder) as reader:
@@ -83,11 +117,6 @@ def load_engine(engine: TrainingEngine, folder: str | os.PathLike[str]) -> None:
     engine.load_state_dict(state)
 
 
-def engine_bytes(engine: TrainingEngine) -> int:
-    """What this rank will write with `save_engine`, about."""
-    return sum(piece.bytes for piece in _own_pieces(_state_of(engine)))
-
-
 # ---- the state as named leaves ----
 
 
@@ -101,17 +130,6 @@ class Leaf(NamedTuple):
     @property
     def value(self) -> Any:
         return self.holder[self.key]
-
-
-def _state_of(engine: TrainingEngine) -> dict[str, Any]:
-    """The engine's state; its tensors are the engine's own, so what is copied into them is in the engine."""
-    untouched = engine.optimizer is not None and not engine.optimizer.state
-    state = engine.state_dict()
-    if untouched and engine.optimizer is not None:
-        # torch makes missing optimiser state by a step without gradient, and counts it. It must not count.
-        for moments in engine.optimizer.state.values():
-            moments["step"].zero_()
-    return state
 
 
 def _leaves(state: dict[str, Any]) -> Iterator[Leaf]:
@@ -171,12 +189,12 @@ def _groups(pieces: list[Piece]) -> Iterator[list[Piece]]:
     yield group
 
 
-def _write(path: Path, pieces: list[Piece]) -> None:
+def _write(path: Path, pieces: list[Piece], is_copy: bool) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     places = {piece.name: {OFFSETS: piece.offsets} for piece in pieces}
-    tensors = {piece.name: piece.tensor.to("cpu", copy=True, memory_format=torch.contiguous_format) for piece in pieces}
+    tensors = {piece.name: piece.tensor if is_copy else _host_copy(piece.tensor) for piece in pieces}
     path.touch(exist_ok=False)
     mode = path.stat().st_mode  # safetensors makes files that only their owner can read
     try:

@@ -58,6 +58,8 @@ class CheckpointStore:
             raise CheckpointError(f"keep={keep} would leave no checkpoint", "keep at least 1, or None for all")
         self.folder = Path(folder).expanduser().absolute()
         self.keep = keep
+        self.has_written = False
+        """Whether a checkpoint was committed through this object."""
 
     # ---- writing ----
 
@@ -72,23 +74,36 @@ class CheckpointStore:
             CheckpointError: no room, a full or read-only disk, something missing from the draft. Older checkpoints
                 are as they were.
         """
+        draft = self.begin(step, need_bytes)
+        try:
+            with readable_disk_errors("write a checkpoint into", self.folder):
+                yield draft
+        except BaseException:
+            draft.discard()
+            raise
+        self.commit(draft)
+
+    def begin(self, step: int, need_bytes: int | None = None) -> Draft:
+        """The first half of `writing`; `commit` or `Draft.discard` is the second."""
         with readable_disk_errors("write a checkpoint into", self.folder):
             self._make_folder()
             self.recover()
             require_room(self.folder, self._expected_bytes() if need_bytes is None else need_bytes)
             path = self._temporary(step, _DRAFT)
             path.mkdir()
-            lock = lock_folder(path)
-            try:
-                draft = Draft(path, step)
-                yield draft
+            return Draft(path, step, lock_folder(path))
+
+    def commit(self, draft: Draft) -> None:
+        """Make the draft a checkpoint, or nothing."""
+        try:
+            with readable_disk_errors("write a checkpoint into", self.folder):
                 draft.require_complete()
                 self._commit(draft)
-            except BaseException:
-                shutil.rmtree(path, ignore_errors=True)
-                raise
-            finally:
-                os.close(lock)
+        except BaseException:
+            draft.discard()
+            raise
+        draft.close()
+        self.has_written = True
         self._thin_out()
 
     def _commit(self, draft: Draft) -> None:

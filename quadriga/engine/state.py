@@ -33,6 +33,7 @@ def engine_state(engine: TrainingEngine) -> dict[str, Any]:
         "rng": _random_state(engine.device),
     }
     if engine.optimizer is not None and engine.schedule is not None:
+        _make_moments(engine)
         state["optimizer"] = get_optimizer_state_dict(engine.model, engine.optimizer)
         state["schedule"] = {"step": engine.schedule.step}
     return state
@@ -41,6 +42,7 @@ def engine_state(engine: TrainingEngine) -> dict[str, Any]:
 def load_engine_state(engine: TrainingEngine, state: dict[str, Any]) -> None:
     """Inverse of `engine_state`. CheckpointError if the state is of another model, or lacks an optimiser."""
     optimizer, schedule = engine.optimizer, engine.schedule
+    _make_moments(engine)
     if optimizer is not None and "optimizer" not in state:
         raise CheckpointError("the state has no optimiser", "load it into an engine without one, or take another state")
     try:
@@ -59,6 +61,17 @@ def load_engine_state(engine: TrainingEngine, state: dict[str, Any]) -> None:
     engine.nonfinite.total, engine.nonfinite.in_a_row = counters["nonfinite_total"], counters["nonfinite_in_a_row"]
     engine.budget.limit = counters["token_limit"]
     _restore_random_state(state["rng"], engine.device)
+
+
+def _make_moments(engine: TrainingEngine) -> None:
+    """Give an optimiser that has not stepped the state it would have, all zero.
+
+    torch makes missing state by a step without gradient, and counts it; it must not count.
+    """
+    if engine.optimizer is not None and not engine.optimizer.state:
+        get_optimizer_state_dict(engine.model, engine.optimizer)
+        for moments in engine.optimizer.state.values():
+            moments["step"].zero_()
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
