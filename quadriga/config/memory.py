@@ -60,7 +60,9 @@ def estimate_memory(config: Config, device: str) -> list[WorkerMemory]:
     if shape := _shape(policy.model.path, "policy", home):
         trained = shape.lora_parameters(policy.model.lora_rank) if policy.model.lora_rank else shape.parameters
         home.items += estimate.trained_model("actor", shape, trained, workers, policy.actor, policy.model, UPDATE_ACTOR)
-        home.items += estimate.rollout(shape, workers)
+        apart = placement.generator != "actor_rollout"
+        rollout_home = homes[placement.role_pool[placement.generator]]
+        rollout_home.items += estimate.rollout(shape, placement.slots(placement.generator), apart)
         if "ref" in placement.role_pool:
             phases = (SCORE,) if policy.ref.fsdp_config.param_offload else PHASES
             ref_home = homes[placement.role_pool["ref"]]
@@ -121,11 +123,12 @@ class _Estimate:
             MemoryItem(role, "gathered weights", self._gathered(shape, workers, False), (SCORE,)),
         ]
 
-    def rollout(self, shape: ModelShape, workers: int) -> list[MemoryItem]:
+    def rollout(self, shape: ModelShape, workers: int, apart: bool) -> list[MemoryItem]:
         rollout = self.config.actor_rollout_ref.rollout
         phases = (GENERATE,) if rollout.free_cache_engine else PHASES
         rows = min(rollout.max_num_seqs, self.config.data.train_batch_size * rollout.n // workers)
-        shares_weights = workers == 1 and self.compute == 4  # float32 on one CPU worker: the very same tensors
+        # float32 on one CPU worker: the very same tensors as the actor's
+        shares_weights = workers == 1 and self.compute == 4 and not apart
         return [
             MemoryItem("rollout", "weights", 0 if shares_weights else self.compute * shape.parameters, phases),
             MemoryItem(

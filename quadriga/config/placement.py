@@ -5,7 +5,8 @@
 - `colocated`: one pool, `global_pool`; all roles share its processes.
 - `split`: actor, rollout and reference in `actor_rollout_ref_pool`, critic and reward model in `critic_pool`. Nodes are divided
   in half between them, or the slots of a single node; of an odd number the actor gets one more.
-- explicit: `{pools: {name: [slots per node, …], …}, roles: {role: pool, …}}`.
+- explicit: `{pools: {name: [slots per node, …], …}, roles: {role: pool, …}}`. Here `rollout` may have a pool of its own: then the
+  actor only trains, and pushes its weights to the engines there.
 
 A reward model with `reward_model.enable_resource_pool` has `reward_pool` to itself in the first two.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model
 from quadriga.errors import ConfigError
 
-ACTOR, CRITIC, REFERENCE, REWARD = "actor_rollout", "critic", "ref", "rm"
+ACTOR, ROLLOUT, CRITIC, REFERENCE, REWARD = "actor_rollout", "rollout", "critic", "ref", "rm"
 KINDS = ("colocated", "split")
 KEY = "trainer.placement"
 
@@ -35,6 +36,11 @@ class Placement:
     def slots(self, role: str) -> int:
         """Worker processes of a role."""
         return sum(self.pools[self.role_pool[role]])
+
+    @property
+    def generator(self) -> str:
+        """The role that generates: the actor itself, or a rollout in another pool."""
+        return ROLLOUT if ROLLOUT in self.role_pool else ACTOR
 
     def roles_in(self, pool: str) -> list[str]:
         return [role for role, home in self.role_pool.items() if home == pool]
@@ -109,8 +115,10 @@ def _explicit(chosen: Mapping[str, Any], roles: list[str]) -> Placement:
         if role not in given:
             raise ConfigError(f"{KEY}.roles does not say where {role} lives", f"add {role}: one of {', '.join(pools)}")
     for role in given:
-        if role not in (ACTOR, CRITIC, REFERENCE, REWARD):
+        if role not in (ACTOR, ROLLOUT, CRITIC, REFERENCE, REWARD):
             raise ConfigError(f"{KEY}.roles: there is no role {role!r}", f"the run has {', '.join(roles)}")
+    if given.get(ROLLOUT, given[ACTOR]) != given[ACTOR]:
+        roles = [*roles, ROLLOUT]
     return _checked(Placement(pools, {role: given[role] for role in roles}))
 
 

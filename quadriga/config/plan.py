@@ -161,7 +161,7 @@ def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:
 
 def _pools(config: Config) -> dict[str, Pool]:
     placement = placement_of(config)
-    shown = {"actor_rollout": ["actor", "rollout"]}
+    shown = {"actor_rollout": ["actor", "rollout"] if placement.generator == "actor_rollout" else ["actor"]}
     if need_reference_policy(config) and config.actor_rollout_ref.model.lora_rank:
         shown["actor_rollout"].append("ref (actor without adapter)")
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,7 @@ class LocalWorkerGroup(WorkerGroup):
         os.environ.update({**dict(worker_env or {}), **_environment(device_name)})
         self._workers = {role: m.worker_class(*m.args, **m.kwargs) for role, m in self._roles.items()}
         self._closed = False
+        self._calls: list[tuple[str, str, float, float]] = []
         for role, member in self._roles.items():
             self.bind(member.worker_class, f"{role}_" if self._prefixed else "")
 
@@ -89,6 +91,7 @@ class LocalWorkerGroup(WorkerGroup):
             group.world_size, group.device_name, group._closed = 1, self.device_name, False
             group._roles, group._prefixed = {role: self._roles[role]}, False
             group._workers = {role: self._workers[role]}
+            group._calls = self._calls
             group.bind(self._roles[role].worker_class)
             groups[role] = group
         return groups
@@ -105,14 +108,22 @@ class LocalWorkerGroup(WorkerGroup):
         role, method = role_and_method(self._roles, self._prefixed, method)
         return [getattr(self._workers[role], method)(*args)]
 
+    def take_calls(self, timeout_s: float = 10.0) -> list[list[tuple[str, str, float, float]]]:
+        """What the worker has done since the last time: (role, method, start in seconds since 1970, seconds) of each call."""
+        taken, self._calls[:] = self._calls[:], []
+        return [taken]
+
     def prepare_call(self) -> None:
         if self._closed:
             raise WorkerError("the workers are gone: the group was shut down", "make a new worker group")
 
     def submit(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         role, method = role_and_method(self._roles, self._prefixed, method)
+        start, clock = time.time(), time.perf_counter()
         result = getattr(self._workers[role], method)(*args, **kwargs)
-        return asyncio.run(result) if asyncio.iscoroutine(result) else result
+        result = asyncio.run(result) if asyncio.iscoroutine(result) else result
+        self._calls.append((role, method, start, time.perf_counter() - clock))
+        return result
 
     def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
         return pending

@@ -204,15 +204,12 @@ class RayWorkerGroup(WorkerGroup):
         The method must be quick and safe to run in a second thread. A worker that is gone is left to the running call.
         """
         role, method = role_and_method(self._roles, self._prefixed, method)
-        pending = [h.ask.remote(role, method, *args) for h in self._crew.handles]
-        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
-        answers = []
-        for ref in pending:
-            try:
-                answers.append(ray.get(ref, timeout=0))
-            except ray.exceptions.RayError:
-                answers.append(None)
-        return answers
+        return _answers([h.ask.remote(role, method, *args) for h in self._crew.handles], timeout_s)
+
+    def take_calls(self, timeout_s: float = 10.0) -> list[list[tuple[str, str, float, float]]]:
+        """What each process has done since the last time: (role, method, start in seconds since 1970, seconds) of each call."""
+        told = _answers([h.take_calls.remote() for h in self._crew.handles], timeout_s)
+        return [calls or [] for calls in told]
 
     # ---- calls ----
 
@@ -311,6 +308,18 @@ class RayWorkerGroup(WorkerGroup):
 _SHARED_BY_SPAWN = frozenset(
     {"_crew", "world_size", "device_name", "worker_env", "name_prefix", "start_timeout_s", "call_timeout_s", "_members"}
 )
+
+
+def _answers(pending: list[Any], timeout_s: float) -> list[Any]:
+    """What came within the time; None where nothing did, or the process is gone."""
+    ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
+    answers = []
+    for ref in pending:
+        try:
+            answers.append(ray.get(ref, timeout=0))
+        except ray.exceptions.RayError:
+            answers.append(None)
+    return answers
 
 
 def _is_large(value: Any) -> bool:

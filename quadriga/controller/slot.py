@@ -12,10 +12,15 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 from typing import Any
 
 import ray
+
+KEPT_CALLS = 4096
+"""Calls that a slot remembers until somebody asks what it did when."""
 
 
 class Slot:
@@ -26,6 +31,7 @@ class Slot:
         self._port_holder: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calling_thread: int | None = None
+        self._calls: deque[tuple[str, str, float, float]] = deque(maxlen=KEPT_CALLS)
 
     @ray.method(concurrency_group="control")
     def where(self, reserve_port: bool = False) -> dict[str, Any]:
@@ -63,6 +69,11 @@ class Slot:
         """A method of a worker, beside the call that it is busy with: it must be quick and safe to run so."""
         return getattr(self._workers[role], method)(*args)
 
+    @ray.method(concurrency_group="control")
+    def take_calls(self) -> list[tuple[str, str, float, float]]:
+        """(role, method, start in seconds since 1970, seconds) of the calls that have ended since the last time."""
+        return [self._calls.popleft() for _ in range(len(self._calls))]
+
     def set_environment(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
 
@@ -78,6 +89,7 @@ class Slot:
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         self._calling_thread = threading.get_ident()
+        start, clock = time.time(), time.perf_counter()
         try:
             result = getattr(self._workers[role], method)(*args, **kwargs)
             if asyncio.iscoroutine(result):
@@ -86,6 +98,7 @@ class Slot:
             return result
         finally:
             self._calling_thread = None
+            self._calls.append((role, method, start, time.perf_counter() - clock))
 
 
 SlotActor: Any = ray.remote(concurrency_groups={"control": 1}, max_restarts=0)(Slot)  # type: ignore[call-overload]

@@ -91,6 +91,13 @@ class TaskRunner:
 
         return ActorRolloutRefWorker, RayWorkerGroup
 
+    def add_rollout_worker(self, config: Any) -> None:
+        """Rollout engines, where `trainer.placement` gives them a pool of their own."""
+        if placement_of(config).generator == str(Role.Rollout):
+            from quadriga.workers import RolloutWorker
+
+            self._add(config, Role.Rollout, RolloutWorker)
+
     def add_critic_worker(self, config: Any) -> None:
         """The value model, where the advantage estimator needs one."""
         if need_critic(config):
@@ -156,6 +163,7 @@ class TaskRunner:
         from quadriga.trainer.report import describe_workers
 
         actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
+        self.add_rollout_worker(config)
         self.add_critic_worker(config)
         self.add_reward_model_worker(config)
         self.add_ref_policy_worker(config, actor_rollout_cls)

@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from quadriga.workers.actor_rollout_ref import ActorRolloutRefWorker
     from quadriga.workers.critic import CriticWorker
     from quadriga.workers.reward_model import RewardModelWorker
+    from quadriga.workers.rollout import RolloutWorker
 
-__all__ = ["ActorRolloutRefWorker", "CriticWorker", "RewardModelWorker"]
+__all__ = ["ActorRolloutRefWorker", "CriticWorker", "RewardModelWorker", "RolloutWorker"]
 
 _LAZY = {
     "ActorRolloutRefWorker": "actor_rollout_ref",
     "CriticWorker": "critic",
     "RewardModelWorker": "reward_model",
+    "RolloutWorker": "rollout",
 }
 
 

@@ -70,10 +70,22 @@ def test_explicit_pools():
     assert (placed.slots("actor_rollout"), placed.slots("critic")) == (2, 1)
 
 
+def test_a_rollout_may_have_a_pool_of_its_own():
+    roles = {"actor_rollout": "policy", "critic": "policy", "rollout": "engines"}
+    placed = placement(placement={"pools": {"policy": [1], "engines": [4]}, "roles": roles})
+    assert (placed.generator, placed.slots(placed.generator)) == ("rollout", 4)
+    with_the_actor = {"pools": {"policy": [1]}, "roles": {**roles, "rollout": "policy"}}
+    assert placement(placement=with_the_actor).generator == "actor_rollout"
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
         ({"pools": {"a": [1]}, "roles": {"actor_rollout": "a", "critic": "b"}}, "'b', which does not exist"),
+        (
+            {"pools": {"a": [1]}, "roles": {"actor_rollout": "a", "critic": "a", "rollout": "b"}},
+            "rollout is to live in the pool 'b', which does not exist",
+        ),
         (
             {"pools": {"a": [1], "b": [1]}, "roles": {"actor_rollout": "a", "critic": "a"}},
             "nobody lives in the pool 'b'",
@@ -120,6 +132,21 @@ def test_the_example_runs_as_seed_003_says(tmp_path):
     assert "critic_pool [1]: critic in 1 processes" in run.stdout
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all("critic/vf_loss" in m and "actor/pg_loss" in m for m in metrics if m["step"] > 0)
+    assert together(tmp_path / "run" / "timeline.json") == {1, 2}
+
+
+def together(timeline: Path) -> set[int]:
+    """The steps in which actor and critic were updated at the same time, by their own clocks."""
+    events = json.loads(timeline.read_text())
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    updates = {
+        (e["args"]["step"], e["name"]): (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if (e["name"], lanes[e["tid"]]) in {("update_actor", "actor_rollout 0"), ("update_critic", "critic 0")}
+    }
+    steps = {step for step, _ in updates}
+    pairs = {step: (updates[step, "update_actor"], updates[step, "update_critic"]) for step in steps}
+    return {step for step, (a, b) in pairs.items() if max(a[0], b[0]) < min(a[1], b[1])}
 
 
 def test_reward_manager_of_the_example_scores_a_batch(shared_dir):

@@ -7,6 +7,8 @@ from typing import Any
 
 from quadriga.config.schema import Config
 from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
+from quadriga.rollout.interface import WeightsEcho
+from quadriga.tracking.phases import Phases
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers.base import WorkerReport
 
@@ -45,16 +47,22 @@ class Crew:
             host.launch()
         for host in self._hosts:
             host.wait_ready()
-        return [report for group in self.groups.values() for report in group.join()]
+        joining = [group.start("join") for group in self.groups.values()]
+        return [report for pending in joining for report in pending.get()]
 
     def load_models(self, total_steps: int) -> None:
         """Every role loads its model; those that learn plan their schedule over `total_steps`."""
-        for group in self.groups.values():
-            group.init_model(total_steps)
+        for pending in [group.start("init_model", total_steps) for group in self.groups.values()]:
+            pending.get()
 
     @property
     def actor(self) -> Any:
         return self.groups[Role.ActorRollout]
+
+    @property
+    def rollout(self) -> Any:
+        """Who generates: engines in a pool of their own, or the actor."""
+        return self.groups.get(Role.Rollout, self.actor)
 
     @property
     def critic(self) -> Any:
@@ -68,6 +76,20 @@ class Crew:
     @property
     def reward_model(self) -> Any:
         return self.groups.get(Role.RewardModel)
+
+    def hand_over_weights(self, version: int) -> list[WeightsEcho]:
+        """Bring the trained weights to the engines. Returns what each of them, and a trainer that pushed, says it holds."""
+        if self.rollout is self.actor:
+            return self.actor.update_weights(version)
+        pushed = self.actor.push_weights(version)[0]
+        return [pushed.echo, *self.rollout.take_weights(pushed)]
+
+    def tell_calls(self, phases: Phases) -> None:
+        """Put what the workers did since the last time into the timeline, one lane for each role and rank."""
+        for host in self._hosts:
+            for rank, calls in enumerate(host.take_calls()):
+                for role, method, start, seconds in calls:
+                    phases.record(method, start, seconds, lane=f"{role} {rank}")
 
     def save(self, draft: Any) -> None:
         """Every learning role's state, and the policy as a Hugging Face folder, into a checkpoint's draft."""

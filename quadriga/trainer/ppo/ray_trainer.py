@@ -93,7 +93,7 @@ class RayPPOTrainer:
         self.hand_over_weights()
         if self.step == 0 and (self.config.trainer.val_before_train or self.config.trainer.val_only):
             figures = self.validate()
-            self.tracking.log(self.step, figures | self.tracking.phases.take_timings())
+            self.tracking.log(self.step, figures | self.timings())
         while self.step < self.total_steps and not self.config.trainer.val_only and not self.stop_requested:
             self.step += 1
             self.tracking.phases.start_step(self.step)
@@ -146,8 +146,8 @@ class RayPPOTrainer:
             "version": self.weights_version,
             "generation": self.generations,
         }
-        with self.phase("gen"), scores.listening(self.crew.actor, self.generations) if scores else nullcontext():
-            generated = self.crew.actor.generate_sequences(request)
+        with self.phase("gen"), scores.listening(self.crew.rollout, self.generations) if scores else nullcontext():
+            generated = self.crew.rollout.generate_sequences(request)
         generated.non_tensor_batch.update(rows.non_tensor_batch)
         if scores is not None:
             with self.phase("reward"):
@@ -317,7 +317,7 @@ class RayPPOTrainer:
         """The rollout engines take the trained weights and echo what they hold; a stale one stops the run."""
         self.weights_version = self.step  # version k is what the policy is after k steps
         with self.phase("update_weights"):
-            echoes = self.crew.actor.update_weights(self.weights_version)
+            echoes = self.crew.hand_over_weights(self.weights_version)
         if {e.version for e in echoes} != {self.weights_version} or len({e.checksum for e in echoes}) != 1:
             raise WorkerError(
                 f"step {self.step}: the rollout engines do not hold version {self.weights_version} of the weights: {echoes}",
@@ -328,7 +328,7 @@ class RayPPOTrainer:
 
     def report(self, batch: DataProto) -> None:
         self.metrics |= batch_metrics(batch, self.config.data.max_response_length)
-        self.metrics |= self.tracking.phases.take_timings()
+        self.metrics |= self.timings()
         self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
         self.metrics["training/global_step"] = float(self.step)
         self.tracking.samples(self.step, self.sample_rows(batch), "train")
@@ -441,6 +441,11 @@ class RayPPOTrainer:
 
     def phase(self, name: str) -> Any:
         return self.tracking.phases(name)
+
+    def timings(self) -> dict[str, float]:
+        """Seconds of the phases since the last time; they and the workers' own calls are in the timeline now."""
+        self.crew.tell_calls(self.tracking.phases)
+        return self.tracking.phases.take_timings()
 
     def shutdown(self) -> None:
         """Stop all workers, give the pools back, and close the books."""

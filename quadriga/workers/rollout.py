@@ -1,0 +1,108 @@
+"""Generation in a slot: by a policy that is trained there too, or by an engine that has the slot to itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from quadriga.config.schema import Config
+from quadriga.controller.dispatch import Dispatch, register
+from quadriga.protocol import DataProto
+from quadriga.rollout.interface import WeightsEcho
+from quadriga.workers.base import RunWorker
+from quadriga.workers.rollout_rows import longest, requests_of, rows_of
+from quadriga.workers.weight_push import PushedWeights, pulled
+
+
+class GeneratingWorker(RunWorker):
+    """A worker with a rollout engine."""
+
+    rollout: Any
+
+    def __init__(self, config: Config, role: str) -> None:
+        super().__init__(config, role)
+        self.policy_config = config.actor_rollout_ref
+        self._generation = 0
+        self._finished: deque[tuple[str, int, list[int]]] = deque()
+
+    def load_tokenizer(self) -> Any:
+        from quadriga.models.load import load_tokenizer
+
+        model = self.policy_config.model
+        return load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+
+    def load_whole_policy(self) -> Any:
+        """The Hugging Face module of the policy, whole and without an adapter, on this worker's device."""
+        from dataclasses import replace
+
+        from quadriga.models.load import load_policy
+
+        model = replace(self.policy_config.model, lora_rank=0)
+        return load_policy(model, trainable=False).huggingface.to(self.device_name)
+
+    def start_rollout(self, module: Any, tokenizer: Any) -> None:
+        """Make the engine that generates with `module`."""
+        from quadriga.rollout.registry import create_engine
+
+        rollout = self.policy_config.rollout
+        self.pad_token_id = int(tokenizer.pad_token_id)
+        eos = module.generation_config.eos_token_id if module.generation_config is not None else None
+        eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
+        self.rollout = create_engine(
+            rollout.name,
+            module=module,
+            eos_token_ids=sorted(int(t) for t in eos_ids),
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=rollout.max_num_batched_tokens,
+            max_model_len=rollout.prompt_length + rollout.response_length,
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """A response for every row. meta_info: `sampling` (arguments of SamplingParams), `step`, `version` of the weights,
+        and `generation`, the number under which `take_finished` tells of samples meanwhile."""
+        import torch
+
+        from quadriga.engine.sharding import max_over_ranks
+        from quadriga.rollout.sampling import SamplingParams
+
+        meta = prompts.meta_info
+        params = SamplingParams(**meta["sampling"])
+        requests = requests_of(prompts, params, meta["step"])
+        self._finished.clear()
+        self._generation = meta["generation"]
+        completions = []
+        with torch.no_grad():
+            for completion in self.rollout.generate(requests, expected_version=meta["version"]):
+                completions.append(completion)
+                self._finished.append((completion.request_id, completion.sample_index, completion.token_ids))
+        width = max_over_ranks(longest(completions), torch.device(self.device_name))
+        truncated = params.top_p < 1 or params.top_k > 0
+        return rows_of(prompts, completions, width, self.pad_token_id, truncated)
+
+    def take_finished(self, generation: int) -> list[tuple[str, int, list[int]]]:
+        """(uid, sample index, token ids) of the samples that have finished since the last time; asked while generating."""
+        if generation != self._generation:
+            return []  # it has not begun yet
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self) -> None:
+        self.rollout.sleep()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def wake(self) -> None:
+        self.rollout.wake()
+
+
+class RolloutWorker(GeneratingWorker):
+    """A rollout engine away from the actor, in a pool of its own; its weights are pushed to it."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self, total_steps: int | None = None) -> None:
+        self.start_rollout(self.load_whole_policy(), self.load_tokenizer())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_weights(self, pushed: PushedWeights) -> WeightsEcho:
+        """Load what the actor has pushed; the echo says what the engine holds now."""
+        return self.rollout.update_weights(pushed.echo.version, pulled(pushed))
