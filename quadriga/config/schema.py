@@ -185,6 +185,9 @@ class TrainerConfig:
     )
     resume_from_path: str | None = key(None, "checkpoint folder for resume_mode=resume_path")
     max_actor_ckpt_to_keep: int | None = key(None, "keep only the newest checkpoints; null: all", at_least=1)
+    max_restarts: int = key(
+        3, "when workers die, go on with new ones after the last checkpoint, at most so often", at_least=0
+    )
     log_val_generations: int = key(0, "show so many validation answers", unit="rows", at_least=0)
     rollout_data_dir: str | None = key(None, "write every step's samples as jsonl here")
     validation_data_dir: str | None = key(None, "write every validation's samples as jsonl here")

@@ -41,7 +41,14 @@ class Seat:
 
 
 class WorkersLost(WorkerError):
-    """Some workers died or never answered: their group cannot be used any more."""
+    """Some workers did not start, died or never answered: their group cannot be used any more."""
+
+
+class WorkersDied(WorkersLost):
+    """Some workers were at work and died, or did not answer in time. New ones may well succeed where they did not."""
+
+
+_DEATHS = (ActorDiedError, WorkerCrashedError, NodeDiedError, ActorUnavailableError)
 
 
 def fetch(
@@ -64,7 +71,8 @@ def fetch(
 
     Raises:
         WorkerError: a worker raised; its traceback comes first, then role, rank, node and pid.
-        WorkersLost: a worker died, or some did not answer within `timeout_s`.
+        WorkersLost: a worker did not start.
+        WorkersDied: a worker died, or some did not answer within `timeout_s`.
         QuadrigaError: a worker raised one of our own errors; the same class, with the place added.
     """
     try:
@@ -75,11 +83,24 @@ def fetch(
         lines = [f"no answer to {method} within {timeout_s:g} s from {len(late)} of {len(pending)} workers:"]
         for seat in late:
             lines.append(f"  {seat}" + (f", now in\n{doing(seat.rank)}" if doing else ""))
-        raise WorkersLost(
+        raise WorkersDied(
             "\n".join(lines), f"if the work really takes that long, raise {deadline_key}; else see what it waits for"
         ) from None
     except RayError as error:
         raise explain(error, seats(), method) from None
+
+
+def death_among(pending: list[Any], seats: Sequence[Seat], method: str) -> QuadrigaError | None:
+    """The death of a worker, if one of the answered calls failed by it: the cause of what its peers raised meanwhile."""
+    answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)
+    for ref in answered:
+        try:
+            ray.get(ref, timeout=5)
+        except _DEATHS as error:
+            return explain(error, seats, method)
+        except RayError:
+            continue
+    return None
 
 
 def explain(error: RayError, seats: Sequence[Seat], method: str) -> QuadrigaError:
@@ -95,14 +116,14 @@ def explain(error: RayError, seats: Sequence[Seat], method: str) -> QuadrigaErro
         if isinstance(cause, RayError) and not isinstance(cause, RayTaskError):
             return explain(cause, seats, method)
         return WorkerError(f"{_traceback(error)}\n\n{place}")
-    if isinstance(error, (ActorDiedError, WorkerCrashedError, NodeDiedError, ActorUnavailableError)):
+    if isinstance(error, _DEATHS):
         actor_id = getattr(error, "actor_id", None)
         seat = next((s for s in seats if s.actor_id and s.actor_id == actor_id), None)
         who = str(seat) if seat else f"a worker of {seats[0].role}"
         cause_text = _constructor_traceback(error)
         if cause_text:
             return WorkersLost(f"{cause_text}\n\nin the start of {who}")
-        return WorkersLost(
+        return WorkersDied(
             f"{who} died during {method}: {_death_detail(error)}",
             "killed by hand or by the kernel for lack of memory (see dmesg), or crashed in native code: look at its log",
         )

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from quadriga.controller.calls import Seat, WorkersLost, fetch
+from quadriga.controller.calls import Seat, WorkersLost, death_among, fetch
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
@@ -290,10 +290,12 @@ class RayWorkerGroup(WorkerGroup):
             if not unusable:
                 done, _ = ray.wait(pending, num_returns=len(pending), timeout=GRACE_S, fetch_local=False)
                 unusable = len(done) < len(pending)
+                if (death := death_among(done, self.seats, what)) is not None:  # its peers' collectives fail first
+                    error, unusable = death, True
             if unusable:
                 self._crew.lost = error.what.strip().splitlines()[0 if isinstance(error, WorkersLost) else -1].strip()
                 self.shutdown()
-            raise
+            raise error from None
 
     def _who(self) -> list[Seat]:
         return self.seats

@@ -155,7 +155,12 @@ TIMING: dict[str, Metric] = {
     "timing_s/update_actor": Metric("update of the actor", "s", ".2f", "update actor"),
     "timing_s/update_weights": Metric("new weights to the rollout engine", "s", ".2f", "weights"),
     "timing_s/testing": Metric("validation", "s", ".2f", "validation"),
-    "timing_s/save_checkpoint": Metric("writing a checkpoint", "s", ".2f", "checkpoint"),
+    "timing_s/save_checkpoint": Metric(
+        "waiting for a checkpoint to be copied to host memory; it is written while training goes on",
+        "s",
+        ".2f",
+        "checkpoint",
+    ),
     "timing_s/step": Metric("the step: all of the above but validation and checkpoints", "s", ".2f"),
 }
 
@@ -170,6 +175,7 @@ PROGRESS: dict[str, Metric] = {
     "training/num_gen_batches": Metric(
         "batches generated for the step, with algorithm.filter_groups", "batches", ".0f"
     ),
+    "training/restarts": Metric("times that this process has replaced dead workers so far", "restarts", ".0f"),
     "training/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
 }
 

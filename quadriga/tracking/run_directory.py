@@ -35,6 +35,7 @@ _MOVED_ASIDE = (
     "curves.svg",
     "curves.png",
     "summary.html",
+    "checkpoints",
     "metrics.jsonl",  # last: as long as it is here, a crash in between is made good next time
 )
 
@@ -68,13 +69,13 @@ class RunDirectory:
     def begin(self, resumed_step: int | None = None) -> None:
         """Prepare the files for a run that goes on after `resumed_step`, or that starts anew (None).
 
-        Resumed: what was recorded for later steps is cut off, because those steps come again. Anew: the files of an
-        earlier run are moved to `earlier/<k>/`, never deleted.
+        Resumed: what was recorded for later steps is cut off, because those steps come again; -1 cuts off all. Anew: the
+        files of an earlier run, its checkpoints too, are moved to `earlier/<k>/`, never deleted.
 
         Raises:
             ConfigError: another process is writing to this directory.
         """
-        self._lock.acquire()
+        self.lock()
         if resumed_step is None:
             self._move_earlier_run_aside()
         else:
@@ -82,7 +83,14 @@ class RunDirectory:
         self._last_step = None
 
     def close(self) -> None:
-        """Let another process write here."""
+        """The counterpart of `begin`."""
+        self.unlock()
+
+    def lock(self) -> None:
+        """Keep other processes from writing here until `unlock` was called as often. ConfigError: one is at it."""
+        self._lock.acquire()
+
+    def unlock(self) -> None:
         self._lock.release()
 
     def write_config(self, config: Any) -> None:
@@ -174,7 +182,8 @@ class RunDirectory:
                     path.unlink()
 
     def _move_earlier_run_aside(self) -> None:
-        if not self.metrics_file.exists() or self.metrics_file.stat().st_size == 0:
+        has_metrics = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
+        if not has_metrics and not any(self.checkpoints.glob("global_step_*")):
             return
         number = 1
         while (folder := self.path / "earlier" / str(number)).exists():
@@ -186,6 +195,7 @@ class RunDirectory:
             if (self.path / name).exists():
                 os.rename(self.path / name, folder / name)
         self.samples.mkdir(exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
         _LOG.warning("a run starts anew in %s; the files of the earlier one are now in %s", self.path, folder)
 
     @staticmethod

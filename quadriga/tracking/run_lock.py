@@ -14,7 +14,7 @@ from quadriga.errors import ConfigError
 
 
 class RunLock:
-    """A lock on a file, held until `release` or the end of the process, however that comes.
+    """A lock on a file, held until it was released as often as taken, or the end of the process, however that comes.
 
     It is a POSIX record lock: children do not inherit it, so a stray one cannot keep the directory locked. The same
     process may take it twice. On a file system without locks there is no protection, and no error.
@@ -23,6 +23,7 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._holders = 0
 
     def acquire(self, wait_s: float = 10.0) -> None:
         """Take the lock; wait a little, because the process of a run that was just stopped may still be ending.
@@ -30,6 +31,7 @@ class RunLock:
         Raises:
             ConfigError: another process holds it; says which.
         """
+        self._holders += 1
         if self._descriptor is not None:
             return
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -44,6 +46,7 @@ class RunLock:
                 if time.monotonic() >= deadline:
                     holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
                     os.close(descriptor)
+                    self._holders -= 1
                     raise ConfigError(
                         f"The run directory {self.path.parent} is in use by {holder}.",
                         "stop that run, or give this one its own trainer.experiment_name or trainer.default_local_dir",
@@ -55,7 +58,8 @@ class RunLock:
 
     def release(self) -> None:
         """Give the lock back; the file stays."""
-        if self._descriptor is not None:
+        self._holders = max(self._holders - 1, 0)
+        if self._descriptor is not None and self._holders == 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None

@@ -54,7 +54,7 @@ class RunState:
         if kind == "start":
             for name in ("project", "experiment", "run_directory", "start_step", "total_steps"):
                 setattr(self, name, event.get(name, getattr(self, name)))
-            self.step = self.start_step
+            self.step, self.status = self.start_step, ""
             self._steps_ended.append(event["time"])
         elif kind == "phase":
             self.open_phases = list(event["open"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
@@ -20,6 +21,9 @@ from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers.base import CALLERS_FOLDER, enter_callers_folder
+
+RESTART_WAIT_S = 60.0
+"""After workers have died, the cluster gets so long to give their slots back, or to bring a new node."""
 
 
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
@@ -152,14 +156,15 @@ class TaskRunner:
         enter_callers_folder()
         config = load_config(config)
         self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
-        pools = self.init_resource_pool_mgr(config)
-        pools.check_resources()  # before anything expensive
+        self.init_resource_pool_mgr(config).check_resources()  # before anything expensive
         from quadriga.checkpoint.store import CheckpointStore
         from quadriga.data import create_rl_dataset
         from quadriga.models.load import load_tokenizer
-        from quadriga.rewards import load_reward_manager, open_pool
+        from quadriga.rewards import check_sources, has_scorers, load_reward_manager, open_pool
+        from quadriga.tracking.run_directory import RunDirectory
         from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
+        from quadriga.trainer.ppo.restarts import train_to_the_end
         from quadriga.trainer.report import describe_workers
 
         actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
@@ -171,33 +176,50 @@ class TaskRunner:
         tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
         train_dataset = create_rl_dataset(data.train_files, data, tokenizer, None, True, data.train_max_samples)
         val_dataset = create_rl_dataset(data.val_files, data, tokenizer, None, False, data.val_max_samples)
-        checkpoints = CheckpointStore(
-            Path(config.trainer.default_local_dir) / "checkpoints", config.trainer.max_actor_ckpt_to_keep
-        )
-        found = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
-        with open_pool(config) as pool:
-            uses_function = not config.reward_model.enable or config.custom_reward_function.path is not None
-            trainer = RayPPOTrainer(
-                config=config,
-                tokenizer=tokenizer,
-                role_worker_mapping=self.role_worker_mapping,
-                resource_pool_manager=pools,
-                ray_worker_group_cls=worker_group_cls,
-                reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool) if uses_function else None,
-                val_reward_fn=load_reward_manager(config, tokenizer, 0, pool=pool),
-                train_dataset=train_dataset,
-                val_dataset=val_dataset,
-                tracking=Journal(config, self.events, found.step if found else None),
-                checkpoints=checkpoints,
-            )
-            self.trainer = trainer
-            try:
-                self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
-                if found:
-                    trainer.resume(found)
-                trainer.fit()
-            finally:
-                trainer.shutdown()
+        uses_function = not config.reward_model.enable or config.custom_reward_function.path is not None
+        scored = [*getattr(train_dataset, "sources", ()), *getattr(val_dataset, "sources", ())] if uses_function else []
+        check_sources(config, scored)
+        validates_by_function = uses_function or has_scorers(config, getattr(val_dataset, "sources", ()))
+        directory = RunDirectory(config.trainer.default_local_dir)
+        directory.lock()  # from here on nobody else writes checkpoints into it, or deletes any
+        checkpoints = CheckpointStore(directory.checkpoints, config.trainer.max_actor_ckpt_to_keep)
+
+        @contextmanager
+        def attempt(found: Any, restarts: int) -> Iterator[RayPPOTrainer]:
+            """All that a run consists of, made anew, at the step of the checkpoint `found`."""
+            resumed_step = found.step if found else -1 if restarts else None
+            pools = self.init_resource_pool_mgr(config)
+            if restarts:  # the slots of the workers that are gone come back a little later
+                pools.wait_s = max(pools.wait_s, RESTART_WAIT_S)
+            with open_pool(config) as pool:
+                function = load_reward_manager(config, tokenizer, 0, pool=pool)
+                trainer = self.trainer = RayPPOTrainer(
+                    config=config,
+                    tokenizer=tokenizer,
+                    role_worker_mapping=self.role_worker_mapping,
+                    resource_pool_manager=pools,
+                    ray_worker_group_cls=worker_group_cls,
+                    reward_fn=function if uses_function else None,
+                    val_reward_fn=function if validates_by_function else None,
+                    train_dataset=train_dataset,
+                    val_dataset=val_dataset,
+                    tracking=Journal(config, directory, self.events, resumed_step),
+                    checkpoints=checkpoints,
+                    restarts=restarts,
+                )
+                try:
+                    self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
+                    if found:
+                        trainer.resume(found)
+                    yield trainer
+                finally:
+                    trainer.shutdown()
+
+        try:
+            found = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
+            train_to_the_end(attempt, checkpoints, found, config.trainer.max_restarts, self.say)
+        finally:
+            directory.unlock()
 
     def _add(self, config: Any, role: Role, worker_class: Any) -> None:
         self.role_worker_mapping[role] = worker_class

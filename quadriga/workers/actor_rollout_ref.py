@@ -34,6 +34,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     def init_model(self, total_steps: int | None = None) -> None:
         """Load the model and, for the actor, make its optimiser and, unless that has its own pool, its rollout engine."""
         from quadriga.engine import TrainingEngine
+        from quadriga.models.blank_copy import blank_copy
         from quadriga.models.load import load_policy
 
         cfg = self.policy_config
@@ -50,9 +51,16 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
             dump_dir=Path(self.config.trainer.default_local_dir) / "dumps",
         )
         if self.is_actor and placement_of(self.config).generator == self.role:
-            # One process that holds whole weights generates with the training module itself; shards need a module of their own.
-            self.shares_weights = self.world_size == 1 and not cfg.actor.fsdp_config.param_offload
-            module = self.engine.model.huggingface if self.shares_weights else self.load_whole_policy()
+            # One process on a CPU generates with the training module itself; shards, and float32 weights of a model that
+            # computes in bfloat16, need a module of their own.
+            on_cpu = self.device_name == "cpu"
+            self.shares_weights = on_cpu and self.world_size == 1 and not cfg.actor.fsdp_config.param_offload
+            if self.shares_weights:
+                module = self.engine.model.huggingface
+            elif on_cpu:
+                module = self.load_whole_policy()
+            else:
+                module = blank_copy(self.engine.model.huggingface, self.device_name)
             self.start_rollout(module, self.tokenizer)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -63,7 +71,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def push_weights(self, version: int) -> PushedWeights | None:
         """Put the trained weights where engines in other pools find them; None on all ranks but the first."""
-        weights = self.engine.full_weights()
+        weights = self.engine.full_weights(self.rollout_dtype)
         if self.rank == 0:
             return push(version, weights)
         deque(weights, maxlen=0)  # gathering takes all ranks
@@ -110,13 +118,13 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         self.engine.end_step()
         return DataProto(meta_info={"metrics": named(mean_of(told), "actor")})
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def export_model(self, folder: str) -> str:
-        """Write the policy, with its adapter merged, as a Hugging Face folder that `from_pretrained` loads."""
+    def checkpoint_parts(self) -> dict[str, Any]:
+        """The engine's state, and on the first rank the policy as a Hugging Face folder."""
         from quadriga.engine.weights import host_state_dict
+        from quadriga.workers.policy_part import PolicyPart
 
-        weights = host_state_dict(self.engine.model)
+        weights = host_state_dict(self.engine.model)  # all ranks take part
+        parts = super().checkpoint_parts()
         if self.rank == 0:
-            self.engine.model.huggingface.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
-        return folder
+            parts["huggingface"] = PolicyPart(self.engine.model.huggingface, self.tokenizer, weights)
+        return parts

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
+
+if TYPE_CHECKING:
+    from quadriga.checkpoint.background import BackgroundWrite, WriteState
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,37 @@ class LearningWorker(RunWorker):
     """A worker whose `engine` trains: its state is part of a checkpoint."""
 
     engine: Any
+    _copied: dict[str, Any]
+    _writing: BackgroundWrite
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        """Write this rank's part of the engine's state."""
-        from quadriga.checkpoint.shards import save_engine
+    def copy_checkpoint(self) -> int:
+        """Copy this rank's part of a checkpoint to host memory. Returns the bytes that it will take on disk."""
+        self._copied = self.checkpoint_parts()
+        return sum(part.bytes for part in self._copied.values())
 
-        save_engine(self.engine, folder)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def write_checkpoint(self, folder: str) -> None:
+        """Begin to write the copy into the folders of its parts in `folder`; `checkpoint_written` tells how far it is."""
+        from quadriga.checkpoint.background import BackgroundWrite
+
+        parts, self._copied = self._copied, {}
+
+        def write() -> None:
+            for name in list(parts):
+                parts.pop(name).write(os.path.join(folder, name))  # its memory is free as soon as it is written
+
+        self._writing = BackgroundWrite(write)
+
+    def checkpoint_written(self) -> WriteState:
+        """Asked beside the calls that train on."""
+        return self._writing.state()
+
+    def checkpoint_parts(self) -> dict[str, Any]:
+        """Folder → what this rank writes into it: something with `bytes` and `write(folder)`."""
+        from quadriga.checkpoint.shards import copy_engine
+
+        return {self.role: copy_engine(self.engine)}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quadriga.checkpoint.background import WriteState
 from quadriga.config.schema import Config
 from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
 from quadriga.rollout.interface import WeightsEcho
@@ -91,11 +92,21 @@ class Crew:
                 for role, method, start, seconds in calls:
                     phases.record(method, start, seconds, lane=f"{role} {rank}")
 
-    def save(self, draft: Any) -> None:
-        """Every learning role's state, and the policy as a Hugging Face folder, into a checkpoint's draft."""
+    def copy_state(self) -> int:
+        """Every learning role copies its state to host memory. Returns the bytes that a checkpoint of it takes."""
+        copying = [self.groups[role].start("copy_checkpoint") for role in self._learning()]
+        return sum(sum(pending.get()) for pending in copying)
+
+    def begin_writing(self, draft: Any) -> None:
+        """The copies, and the policy as a Hugging Face folder, go into a checkpoint's draft while training goes on."""
+        draft.folder("huggingface")
         for role in self._learning():
-            self.groups[role].save_checkpoint(str(draft.folder(str(role))))
-        self.actor.export_model(str(draft.folder("huggingface")))
+            draft.folder(str(role))
+            self.groups[role].write_checkpoint(str(draft.path))
+
+    def written(self) -> list[WriteState | None]:
+        """How far each writer is; None for one that does not answer."""
+        return [state for role in self._learning() for state in self.groups[role].ask("checkpoint_written")]
 
     def load(self, checkpoint: Any) -> None:
         for role in self._learning():

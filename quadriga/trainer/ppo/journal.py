@@ -21,13 +21,21 @@ class Journal:
 
     Args:
         config: the checked configuration.
+        directory: where the run's files go.
         events: news for the console.
-        resumed_step: the step that the loaded checkpoint was written after, None for a new run.
+        resumed_step: the step that the loaded checkpoint was written after; None for a new run, -1 for one that begins
+            again without a checkpoint.
     """
 
-    def __init__(self, config: Config, events: EventLog | None = None, resumed_step: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        events: EventLog | None = None,
+        resumed_step: int | None = None,
+    ) -> None:
         self.events = events if events is not None else EventLog()
-        self.directory = RunDirectory(config.trainer.default_local_dir)
+        self.directory = directory
         self.tracking = Tracking(config, self.directory, self.events, resumed_step)
         self.phases = Phases(Timeline(self.directory.timeline_file), self.events)
         trainer = config.trainer
@@ -62,6 +70,10 @@ class Journal:
             for row in rows[: self._shown_val_rows]:
                 text = f"{row['prompt']} → {row['response']}   (truth {row['ground_truth']}, score {row['score']:g})"
                 self.say(text)
+
+    def checkpoint_written(self, began: float, seconds: float) -> None:
+        """A checkpoint was written beside the steps, from `began` (seconds since 1970) on."""
+        self.phases.record("write_checkpoint", began, seconds, "checkpoint")
 
     def close(self, failed: bool) -> None:
         self.events.append("end", {"status": "failed" if failed else "finished"})

@@ -20,6 +20,7 @@ from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.role import Role
 from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.saver import Saver
 from quadriga.trainer.ppo.scoring import SampleScores
 from quadriga.trainer.ppo.step_metrics import batch_metrics, mean_over_ranks, throughput
 from quadriga.trainer.ppo.validation import validation_metrics
@@ -41,6 +42,7 @@ class RayPPOTrainer:
         train_dataset, val_dataset: prompts.
         tracking: where metrics, samples and phase times go.
         checkpoints: where the run's state goes.
+        restarts: times that dead workers were replaced before.
     """
 
     def __init__(
@@ -57,14 +59,16 @@ class RayPPOTrainer:
         val_dataset: Any,
         tracking: Any,
         checkpoints: Any,
+        restarts: int = 0,
     ) -> None:
-        self.config, self.tokenizer, self.tracking, self.checkpoints = config, tokenizer, tracking, checkpoints
+        self.config, self.tokenizer, self.tracking, self.restarts = config, tokenizer, tracking, restarts
         self.stop_requested = False
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
         self.val_dataset = val_dataset
         self.loader = create_rl_loader(config.data, train_dataset, tokenizer)
         self.kl_controller = make_kl_controller(**vars(config.algorithm.kl_ctrl))
         self.crew = Crew(config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
+        self.saver = Saver(checkpoints, self.crew, config.controller.call_timeout_s, self.tracking.checkpoint_written)
         self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
         self.step = 0
         self.generations = 0
@@ -110,6 +114,7 @@ class RayPPOTrainer:
             if self.is_due(self.config.trainer.save_freq) or self.stop_requested:
                 self.save()
             self.report(batch)
+        self.saver.finish()
 
     # ---- 1, 2: prompts, responses, scores ----
 
@@ -332,8 +337,10 @@ class RayPPOTrainer:
         self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
         self.metrics["training/global_step"] = float(self.step)
         self.tracking.samples(self.step, self.sample_rows(batch), "train")
+        self.metrics["training/restarts"] = float(self.restarts)
         self.tracking.log(self.step, self.metrics)
 
+        self.saver.step_recorded()
     def validate(self) -> dict[str, float]:
         """Figures of the policy as it is, on the validation set."""
         val = self.config.actor_rollout_ref.rollout.val_kwargs
@@ -383,9 +390,9 @@ class RayPPOTrainer:
     # ---- 10: what is kept ----
 
     def save(self) -> None:
-        with self.phase("save_checkpoint"), self.checkpoints.writing(self.step) as draft:
-            self.crew.save(draft)
-            draft.write_state(self.state_dict())
+        """Copy the state of the run; it is written while the next steps are under way."""
+        with self.phase("save_checkpoint"):
+            self.saver.start(self.step, self.state_dict())
 
     def resume(self, checkpoint: Any) -> None:
         """Go on after the step that `checkpoint` was written after. Keys that were changed since are said."""
@@ -453,6 +460,7 @@ class RayPPOTrainer:
         self.tracking.close(failed=self.step < self.total_steps and not self.config.trainer.val_only)
 
 
+        self.saver.close()
 _UPDATE_COLUMNS = {
     "input_ids",
     "attention_mask",

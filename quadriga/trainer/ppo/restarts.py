@@ -1,0 +1,60 @@
+"""Going on after workers have died: everything is built anew from the last checkpoint, inside the same driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from quadriga.checkpoint.checkpoint import Checkpoint
+from quadriga.checkpoint.store import CheckpointStore
+from quadriga.controller.calls import WorkersDied
+
+Attempt = Callable[[Checkpoint | None, int], AbstractContextManager[Any]]
+"""`attempt(checkpoint, restarts)`: a trainer with workers of its own that goes on from a checkpoint (None: the start)."""
+
+
+def train_to_the_end(
+    attempt: Attempt,
+    checkpoints: CheckpointStore,
+    first: Checkpoint | None,
+    max_restarts: int,
+    say: Callable[[str], None],
+) -> None:
+    """Train; when workers die, begin again after the last checkpoint with new ones.
+
+    A death before the first training has begun is not healed: what cannot start once will not start twice. Neither is
+    an exception, which would come again.
+
+    Args:
+        first: where the run begins; a checkpoint that it writes takes its place.
+        max_restarts: more deaths than these end the run with the first of them.
+    """
+    deaths: list[WorkersDied] = []
+    found = first
+    while True:
+        trainer = None
+        try:
+            with attempt(found, len(deaths)) as trainer:
+                trainer.fit()
+                return
+        except WorkersDied as death:
+            if trainer is None and not deaths:
+                raise
+            deaths.append(death)
+            if len(deaths) > max_restarts or (trainer is not None and trainer.stop_requested):
+                raise _summary(deaths) from deaths[0]
+        found = checkpoints.find("auto") if checkpoints.has_written else first
+        place = f"after step {found.step}" if found else "from the start, for want of a checkpoint"
+        say(f"{deaths[-1].what}\nrestart {len(deaths)} of at most {max_restarts}: new workers go on {place}")
+
+
+def _summary(deaths: list[WorkersDied]) -> WorkersDied:
+    """The first death; with others after it, how many."""
+    first = deaths[0]
+    if len(deaths) == 1:
+        return first
+    return WorkersDied(
+        f"{first.what}\nand again after {len(deaths) - 1} restarts, at last: {deaths[-1].what.splitlines()[0]}",
+        f"{first.fix}; the same command goes on after the last checkpoint, trainer.max_restarts allows more restarts",
+    )

@@ -1,0 +1,92 @@
+"""Workers that die, or stop, where a plan says so. Importable by Ray's processes.
+
+`faults.json` in the run directory lists the faults: method, step, rank, and how many milliseconds after its begin. Each
+happens once, whatever is started again afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from quadriga.controller.dispatch import Dispatch, register
+from quadriga.trainer.main_ppo import TaskRunner
+from quadriga.trainer.ppo.role import Role
+from quadriga.workers import ActorRolloutRefWorker, CriticWorker
+
+
+def write_plan(run_directory: Path, faults: list[dict[str, Any]]) -> None:
+    run_directory.mkdir(parents=True, exist_ok=True)
+    (run_directory / "faults.json").write_text(json.dumps(faults))
+
+
+def faults_done(run_directory: Path) -> int:
+    return len(list(run_directory.glob("fault_*.done")))
+
+
+def meet_fate(run_directory: str, method: str, step: int, rank: int) -> None:
+    folder = Path(run_directory)
+    for number, fault in enumerate(json.loads((folder / "faults.json").read_text())):
+        done = folder / f"fault_{number}.done"
+        if (fault["method"], fault["step"], fault["rank"]) == (method, step, rank) and not done.exists():
+            done.touch()
+            if fault.get("raises"):
+                raise ZeroDivisionError("one over none")
+            how = getattr(signal, fault.get("signal", "SIGKILL"))
+            if fault["after_ms"] == 0:
+                os.kill(os.getpid(), how)
+            threading.Timer(fault["after_ms"] / 1000, os.kill, (os.getpid(), how)).start()
+            return
+
+
+class MortalActor(ActorRolloutRefWorker):
+    step = 0
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts):
+        self.step = prompts.meta_info["step"]
+        meet_fate(self.config.trainer.default_local_dir, "generate_sequences", self.step, self.rank)
+        return super().generate_sequences(prompts)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_actor(self, data):
+        meet_fate(self.config.trainer.default_local_dir, "update_actor", data.meta_info["step"], self.rank)
+        return super().update_actor(data)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def update_weights(self, version):
+        meet_fate(self.config.trainer.default_local_dir, "update_weights", version, self.rank)
+        return super().update_weights(version)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def copy_checkpoint(self):
+        meet_fate(self.config.trainer.default_local_dir, "copy_checkpoint", self.step, self.rank)
+        return super().copy_checkpoint()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def write_checkpoint(self, folder):
+        meet_fate(self.config.trainer.default_local_dir, "write_checkpoint", self.step, self.rank)
+        return super().write_checkpoint(folder)
+
+
+class MortalCritic(CriticWorker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_critic(self, data):
+        meet_fate(self.config.trainer.default_local_dir, "update_critic", data.meta_info["step"], self.rank)
+        return super().update_critic(data)
+
+
+class MortalRunner(TaskRunner):
+    def add_actor_rollout_worker(self, config):
+        _, group_class = super().add_actor_rollout_worker(config)
+        self._add(config, Role.ActorRollout, MortalActor)
+        return ActorRolloutRefWorker, group_class
+
+    def add_critic_worker(self, config):
+        super().add_critic_worker(config)
+        if Role.Critic in self.role_worker_mapping:
+            self._add(config, Role.Critic, MortalCritic)
