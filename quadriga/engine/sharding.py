@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from quadriga.errors import WorkerError
+from quadriga.models.fused import fuse
 from quadriga.models.token_model import TokenModel
 
 
@@ -30,6 +31,8 @@ def rank() -> int:
 
 def shard(model: TokenModel, device: torch.device, reshard_after_forward: bool) -> TokenModel:
     """Move `model` to `device` and shard it over all ranks, in place."""
+    if device.type == "cuda":
+        fuse(model)
     model.to(device)
     if world_size() == 1 and device.type == "cpu":
         return model
@@ -90,7 +93,9 @@ def full(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor; all ranks must call it. A plain tensor as it is."""
     from torch.distributed.tensor import DTensor
 
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

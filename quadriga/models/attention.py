@@ -158,33 +158,50 @@ def _can_use_varlen(q: Tensor, k: Tensor, dropout: float) -> bool:
     return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0 and fits
 
 
+def takes_varlen(config: Any) -> bool:
+    """Whether a model with this Hugging Face config gets varlen flash attention on CUDA, computing in 16 bit."""
+    config = config.get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    plain = getattr(config, "attn_logit_softcapping", None) is None and not getattr(config, "attention_dropout", 0)
+    return plain and size % 8 == 0 and size <= 256
+
+
 def _varlen(
     q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, scaling: float | None, window: int | None
 ) -> Tensor:
+    if layout.shares:
+        k, v = (x.index_select(0, layout.context_tokens) for x in (k, v))
+    bounds = layout.cu_seqlens, layout.cu_contexts if layout.shares else layout.cu_seqlens
+    return varlen_attention(q, k, v, bounds, (layout.max_length, layout.max_context), scaling, window)
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """Causal flash attention inside each segment, on CUDA in 16 bit; the last query of a segment sees all its keys.
+
+    Args:
+        q: `[T, heads, D]`; k and v `[S, kv_heads, D]`.
+        bounds: `[segments + 1]` int32, of the segments of q, and of those of k and v.
+        longest: most tokens of a segment of q, and of one of k and v.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     options: dict[str, Any] = {}
     parameters = inspect.signature(varlen_attn).parameters
-    if q.shape[1] != k.shape[1]:
-        if "enable_gqa" in parameters:
-            options["enable_gqa"] = True
-        else:  # torch 2.11 and before know no grouped queries here
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if (
+        q.shape[1] != k.shape[1] and "enable_gqa" in parameters
+    ):  # torch 2.11 has no such argument and takes grouped queries as they are
+        options["enable_gqa"] = True
     if "window_size" in parameters:
         options["window_size"] = (-1 if window is None else window - 1, 0)
     else:
         options["is_causal"] = True
-    if layout.shares:
-        k, v = (x.index_select(0, layout.context_tokens) for x in (k, v))
-    out = varlen_attn(
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
-        layout.cu_seqlens,
-        layout.cu_contexts if layout.shares else layout.cu_seqlens,
-        layout.max_length,
-        layout.max_context,
-        scale=scaling,
-        **options,
-    )
+    out = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest, scale=scaling, **options)
     return out[0] if isinstance(out, tuple) else out

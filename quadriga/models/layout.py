@@ -11,6 +11,13 @@ import torch
 from torch import Tensor
 
 
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """`tensor` on `device`, without waiting for it: a GPU reads from pinned memory while the host goes on."""
+    if torch.device(device).type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Run:
     """Neighbouring segments of equal shape, which one batched call can do.
@@ -51,7 +58,13 @@ class SequenceLayout:
         return cls(tuple(lengths), tuple(prefixes or [-1] * len(lengths)), bounds)
 
     def to(self, device: torch.device | str) -> SequenceLayout:
-        return SequenceLayout(self.lengths, self.prefixes, self.cu_seqlens.to(device, non_blocking=True))
+        moved = SequenceLayout(self.lengths, self.prefixes, to_device(self.cu_seqlens, device))
+        if (
+            self.shares and torch.device(device).type == "cuda"
+        ):  # made on the host, before the device has to wait for them
+            for name in ("context_tokens", "cu_contexts"):
+                moved.__dict__[name] = to_device(getattr(self, name), device)
+        return moved
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

@@ -18,8 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
-"""Size of one chunk of logits by device: on a CPU it should stay in the cache, on a GPU it should keep the chip busy."""
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 2 << 30}
+"""Largest chunk of logits by device: on a CPU it should stay in the cache; on a GPU every chunk adds a gradient of the
+whole lm_head to the sum, which costs little only beside a large chunk."""
+MEMORY_SHARE = 64
+"""On a GPU a chunk is at most this part of its memory."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,7 @@ def token_log_probs(
     Returns float32 (float64 for float64) tensors `[N]`; the entropy is None unless asked for.
     """
     if chunk_rows is None:
-        budget = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"])
-        chunk_rows = max(16, budget // (4 * weight.shape[0]))
+        chunk_rows = max(16, _chunk_bytes(hidden.device) // (4 * weight.shape[0]))
     log_probs, entropy = _ChunkedLogProbs.apply(hidden, weight, bias, targets, transform, with_entropy, chunk_rows)
     return log_probs, entropy if with_entropy else None
 
@@ -69,10 +71,18 @@ class _ChunkedLogProbs(torch.autograd.Function):
         exact = _logits_dtype(hidden)
         normaliser, target_logit, entropy = (hidden.new_zeros(rows, dtype=exact) for _ in range(3))
         buffer = hidden.new_empty(min(chunk_rows, rows), weight.shape[0], dtype=exact)
+        fused = _has_kernels(hidden)
         # The entropy needs logits and probabilities at once; without it one buffer is turned into the other.
-        scratch = torch.empty_like(buffer) if with_entropy else buffer
+        scratch = torch.empty_like(buffer) if with_entropy and not fused else buffer
         for start in range(0, rows, chunk_rows):
             part = slice(start, min(start + chunk_rows, rows))
+            if fused:
+                from quadriga.models.kernels.softmax import statistics
+
+                raw = _raw_logits(hidden[part], weight, bias, buffer)
+                outputs = normaliser[part], target_logit[part], entropy[part]
+                statistics(raw, targets[part], *_kernel_scales(transform), *outputs)
+                continue
             logits, _ = _logits(hidden[part], weight, bias, transform, buffer)
             target_logit[part] = logits.gather(1, targets[part, None]).squeeze(1)
             highest = logits.amax(dim=1, keepdim=True)
@@ -98,21 +108,38 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = weight.new_zeros(weight.shape, dtype=exact) if want_weight else None
         grad_bias = bias.new_zeros(bias.shape, dtype=exact) if want_bias else None
         buffer = hidden.new_empty(min(ctx.chunk_rows, rows), weight.shape[0], dtype=exact)
+        fused = _has_kernels(hidden)
+        narrow = (
+            buffer if buffer.dtype == hidden.dtype or not fused else buffer.new_empty(buffer.shape, dtype=hidden.dtype)
+        )
+        if grad_log_prob is None:
+            grad_log_prob = torch.zeros_like(normaliser)
         for start in range(0, rows, ctx.chunk_rows):
             part = slice(start, min(start + ctx.chunk_rows, rows))
-            logits, slope = _logits(hidden[part], weight, bias, ctx.transform, buffer, with_slope=True)
-            logits.sub_(normaliser[part, None])  # log p of every token
-            per_row = normaliser.new_zeros(logits.shape[0], 1) if grad_log_prob is None else grad_log_prob[part, None]
-            if grad_entropy is None:
-                grad_logits = logits.exp_().mul_(-per_row)
-            else:  # dH/dz = −p (log p + H)
-                pull = (logits + entropy[part, None]).mul_(-grad_entropy[part, None]).sub_(per_row)
-                grad_logits = logits.exp_().mul_(pull)
-            grad_logits.scatter_add_(1, targets[part, None], per_row)
-            if isinstance(slope, Tensor) or slope != 1:
-                grad_logits.mul_(slope)
+            if fused:
+                from quadriga.models.kernels.softmax import gradient
+
+                grad_logits = gradient(
+                    _raw_logits(hidden[part], weight, bias, buffer),
+                    targets[part],
+                    *_kernel_scales(ctx.transform),
+                    normaliser[part],
+                    entropy[part],
+                    grad_log_prob[part],
+                    None if grad_entropy is None else grad_entropy[part],
+                    narrow[: len(normaliser[part])],
+                )
+            else:
+                grad_logits = _chunk_gradient(
+                    *_logits(hidden[part], weight, bias, ctx.transform, buffer, with_slope=True),
+                    targets[part, None],
+                    normaliser[part, None],
+                    entropy[part, None],
+                    grad_log_prob[part, None],
+                    None if grad_entropy is None else grad_entropy[part, None],
+                )
             if grad_bias is not None:
-                grad_bias.add_(grad_logits.sum(0))
+                grad_bias.add_(grad_logits.sum(0, dtype=exact))
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight, out=grad_hidden[part])
@@ -129,8 +156,48 @@ class _ChunkedLogProbs(torch.autograd.Function):
         )
 
 
+def _chunk_gradient(
+    logits: Tensor,
+    slope: Tensor | float,
+    targets: Tensor,
+    normaliser: Tensor,
+    entropy: Tensor,
+    grad_log_prob: Tensor,
+    grad_entropy: Tensor | None,
+) -> Tensor:
+    """The gradient by the raw product `[R, V]`, in the place of `logits`; the others are `[R, 1]`."""
+    logits.sub_(normaliser)  # log p of every token
+    if grad_entropy is None:
+        gradient = logits.exp_().mul_(-grad_log_prob)
+    else:  # dH/dz = −p (log p + H)
+        pull = (logits + entropy).mul_(-grad_entropy).sub_(grad_log_prob)
+        gradient = logits.exp_().mul_(pull)
+    gradient.scatter_add_(1, targets, grad_log_prob)
+    if isinstance(slope, Tensor) or slope != 1:
+        gradient.mul_(slope)
+    return gradient
+
+
 def _logits_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _has_kernels(hidden: Tensor) -> bool:
+    """Whether a chunk's statistics and gradient are computed by one kernel each."""
+    return hidden.is_cuda and hidden.dtype != torch.float64
+
+
+def _kernel_scales(transform: LogitTransform) -> tuple[float, float | None]:
+    """`scale` and `softcap` as the kernels take them."""
+    if transform.softcap is None:
+        return transform.scale / transform.temperature, None
+    return transform.scale / transform.softcap, transform.softcap / transform.temperature
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return CHUNK_BYTES["cpu"]
+    return min(CHUNK_BYTES["cuda"], torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE)
 
 
 def _logits(
@@ -142,15 +209,7 @@ def _logits(
     with_slope: bool = False,
 ) -> tuple[Tensor, Tensor | float]:
     """Logits of a chunk in `buffer`, and their slope, d logits / d raw product (a number where it is the same for all)."""
-    logits = buffer[: hidden.shape[0]]
-    if hidden.dtype == logits.dtype:
-        torch.mm(hidden, weight.t(), out=logits)
-    elif hidden.is_cuda:
-        torch.mm(hidden, weight.t(), out_dtype=logits.dtype, out=logits)
-    else:
-        torch.mm(hidden.to(logits.dtype), weight.t().to(logits.dtype), out=logits)
-    if bias is not None:
-        logits.add_(bias)
+    logits = _raw_logits(hidden, weight, bias, buffer)
     slope: Tensor | float = transform.scale / transform.temperature
     if transform.softcap is None:
         if slope != 1:
@@ -163,11 +222,23 @@ def _logits(
     return logits, slope
 
 
+def _raw_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
+    """The lm_head's product of a chunk, in `buffer`'s precision and place."""
+    logits = buffer[: hidden.shape[0]]
+    if hidden.dtype == logits.dtype:
+        torch.mm(hidden, weight.t(), out=logits)
+    elif hidden.is_cuda:
+        torch.mm(hidden, weight.t(), out_dtype=logits.dtype, out=logits)
+    else:
+        torch.mm(hidden.to(logits.dtype), weight.t().to(logits.dtype), out=logits)
+    return logits if bias is None else logits.add_(bias)
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, accumulated in `total`'s precision."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.is_cuda:
-        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quadriga.errors import DataError
-from quadriga.models.layout import SequenceLayout
+from quadriga.models.layout import SequenceLayout, to_device
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PackedRows:
 
     def to(self, device: torch.device | str) -> PackedRows:
         def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
+            return to_device(tensor, device)
 
         return replace(
             self,

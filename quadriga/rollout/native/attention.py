@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quadriga.errors import WorkerError
 from quadriga.rollout.native.geometry import UNSUPPORTED_FIX
+from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.plan import MASKED, Chunk, DecodeIndex, StepPlan
 
 PAGED_ATTENTION = "quadriga_paged"
@@ -67,7 +68,9 @@ def paged_attention(
     start = plan.num_decode
     for chunk in plan.chunks:
         rows = slice(start, start + chunk.length)
-        out[rows] = _prefill(plan, layer, chunk, q[rows], k[rows], v[rows], scaling, sliding_window, softcap)
+        out[rows] = prefill_attention(
+            plan.cache, layer, chunk, q[rows], k[rows], v[rows], scaling, sliding_window, softcap
+        )
         start += chunk.length
     return out.unsqueeze(0), None
 
@@ -125,8 +128,8 @@ def _merge(index: DecodeIndex) -> Tensor:
     return F.embedding_bag(index.parts, index.weighted, mode="sum", per_sample_weights=weights / total)
 
 
-def _prefill(
-    plan: StepPlan,
+def prefill_attention(
+    cache: KVCache,
     layer: int,
     chunk: Chunk,
     q: Tensor,
@@ -142,7 +145,7 @@ def _prefill(
     if chunk.start == 0:
         key, value = k.transpose(0, 1), v.transpose(0, 1)
     else:
-        key, value = plan.cache.read(layer, chunk.blocks, end)
+        key, value = cache.read(layer, chunk.blocks, end)
     windowed = window is not None and end > window
     plain = chunk.start == 0 and not windowed and softcap is None
     visible = None if plain else _visible(chunk.start, end, window if windowed else None, q.device)

@@ -17,13 +17,14 @@ from quadriga.rollout.native.blocks import BlockPool
 from quadriga.rollout.native.geometry import cache_shape, context_length, fitting_blocks, vocab_size
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.probe import check_module
-from quadriga.rollout.native.runner import Runner, Work
+from quadriga.rollout.native.runner import Runner
 from quadriga.rollout.native.sampler import Needs, needs_of, sample
 from quadriga.rollout.native.scheduler import Scheduler
 from quadriga.rollout.native.sequence import Sequence
 from quadriga.rollout.native.slots import NOT_FINITE, SlotTable
 from quadriga.rollout.native.stop_strings import StopStrings
 from quadriga.rollout.native.weights import checksum, copy_weights
+from quadriga.rollout.native.work import Work
 
 _REASONS = {1: "stop", 2: "length"}
 
@@ -42,6 +43,7 @@ class NativeEngine:
         memory_fraction: share of the free memory that the cache may take.
         block_size: tokens of a cache block.
         check: prove with a few tokens that the module's own forward pass gives the same log-probs.
+        enforce_eager: on CUDA, decode without CUDA graphs.
     """
 
     def __init__(
@@ -57,16 +59,19 @@ class NativeEngine:
         memory_fraction: float = 0.5,
         block_size: int = 32,
         check: bool = True,
+        enforce_eager: bool = False,
     ) -> None:
         self.module = module
         self.shape = cache_shape(module, block_size)
         context = context_length(module)
         tokens = min(max_model_len or context, context)
-        self.table = SlotTable(max_num_seqs, vocab_size(module), tuple(eos_token_ids), self.shape.device)
+        on_cuda = self.shape.device.type == "cuda"
+        slots = max_num_seqs, vocab_size(module), tuple(eos_token_ids), self.shape.device
+        self.table: Any = device_slots(*slots, tokens // block_size + 1) if on_cuda else SlotTable(*slots)
         wanted = max_num_seqs * (tokens // block_size + 1) if kv_cache_tokens is None else kv_cache_tokens // block_size
         self.pool = BlockPool(fitting_blocks(self.shape, wanted, memory_fraction))
         self.scheduler = Scheduler(
-            self.pool, block_size, max_num_seqs, tokens, max_num_batched_tokens, on_preempt=self.table.save
+            self.pool, block_size, max_num_seqs, tokens, max_num_batched_tokens, self.table.save, on_device=on_cuda
         )
         self.stop_strings = StopStrings(tokenizer)
         self._limits = Limits(tokens, self.pool.num_blocks * block_size, self.table.vocab_size, tokenizer is not None)
@@ -75,6 +80,11 @@ class NativeEngine:
         self._work = Work()
         self._aborted: set[str] = set()
         self.runner: Runner | None = None
+        self.cuda: Any = None
+        """The steps on a CUDA device, `CudaSteps`; they take the place of `runner`."""
+        if on_cuda:
+            self.cuda = cuda_steps(self, enforce_eager)
+        self.asleep = True
         self.wake()
         if check:
             check_module(self)
@@ -94,7 +104,7 @@ class NativeEngine:
                 f"the rollout engine holds weights of version {self._version}, but {expected_version} was asked for",
                 "call update_weights after every optimiser step, before generate",
             )
-        if self.runner is None:
+        if self.asleep:
             raise WorkerError("the rollout engine is asleep", "call wake before generate")
         self._must_be_idle("generate was called")
         requests = list(requests)
@@ -117,13 +127,26 @@ class NativeEngine:
     def sleep(self) -> None:
         """Give the cache's memory back."""
         self._must_be_idle("sleep was called")
-        self.runner = None
+        self.asleep, self.runner = True, None
+        if self.cuda is not None:
+            self.cuda.runner.sleep()
 
     def wake(self) -> None:
-        """Make the cache anew."""
-        if self.runner is None:
+        """Make the cache anew. On CUDA, graphs that were captured before stay good."""
+        if not self.asleep:
+            return
+        self.asleep = False
+        if self.cuda is not None:
+            self.cuda.runner.wake()
+        else:
             cache = KVCache(self.shape, self.pool.num_blocks)
             self.runner = Runner(self.module, cache, self.scheduler, self.table, self._work)
+
+    @property
+    def windows(self) -> set[int | None]:
+        """Sliding windows that decoding was asked for so far; None: no window."""
+        runner = self.runner if self.cuda is None else self.cuda.runner
+        return runner.windows if runner is not None else set()
 
     def statistics(self) -> dict[str, float]:
         """What generation cost since the engine was made.
@@ -151,14 +174,16 @@ class NativeEngine:
             self.scheduler.submit(members[0].prompt, members)
         try:
             deadline = self.scheduler.next_deadline()
-            while not self.scheduler.idle:
+            while not self.idle:
                 if self._aborted or time.monotonic() >= deadline:
                     yield from self._give_up()
                     deadline = self.scheduler.next_deadline()
-                if not self.scheduler.idle:
-                    yield from self._step()
+                if not self.idle:
+                    yield from self._step() if self.cuda is None else self.cuda.step(self._version)
         finally:
             self.scheduler.withdraw(lambda sequence: True)
+            if self.cuda is not None:
+                self.cuda.forget()
 
     def _step(self) -> list[Completion]:
         """One token for every running sample, and a piece of the waiting prompts."""
@@ -191,6 +216,7 @@ class NativeEngine:
 
     def _give_up(self) -> list[Completion]:
         """Take out what was aborted or is past its deadline, as it is."""
+        finished = [] if self.cuda is None else self.cuda.settle(self._version)
         now, aborted, self._aborted = time.monotonic(), self._aborted, set()
 
         def is_over(sequence: Sequence) -> bool:
@@ -199,8 +225,32 @@ class NativeEngine:
         for sequence in filter(is_over, self.scheduler.running):
             self.table.save(sequence)
         over = self.scheduler.withdraw(is_over)
-        return [s.completion("aborted" if s.request.request_id in aborted else "deadline", self._version) for s in over]
+        reasons = ("aborted" if s.request.request_id in aborted else "deadline" for s in over)
+        return [*finished, *(s.completion(reason, self._version) for s, reason in zip(over, reasons, strict=True))]
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle if self.cuda is None else self.cuda.idle
 
     def _must_be_idle(self, event: str) -> None:
-        if not self.scheduler.idle:
+        if not self.idle:
             raise WorkerError(f"{event} in the middle of a generation", "read generate to its end, or close it, first")
+
+
+def device_slots(*arguments: Any) -> SlotTable:
+    from quadriga.rollout.native.cuda.slots import DeviceSlots
+
+    return DeviceSlots(*arguments)
+
+
+def cuda_steps(engine: NativeEngine, eager: bool) -> Any:
+    """What runs `engine` on a CUDA device."""
+    from quadriga.models.fused import fuse
+    from quadriga.rollout.native.cuda.cache import CudaKVCache
+    from quadriga.rollout.native.cuda.runner import CudaRunner
+    from quadriga.rollout.native.cuda.steps import CudaSteps
+
+    fuse(engine.module)
+    cache = CudaKVCache(engine.shape, engine.pool.num_blocks)
+    runner = CudaRunner(engine.module, cache, engine.scheduler, engine.table, engine._work, eager)
+    return CudaSteps(runner, engine.scheduler, engine.table, engine.stop_strings)

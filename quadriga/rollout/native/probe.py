@@ -36,10 +36,9 @@ def check_module(engine: NativeEngine) -> None:
         completions = list(engine.generate(requests))
     except (TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{name} cannot be called with paged attention: {error}", UNSUPPORTED_FIX) from error
-    if "sliding_attention" in (getattr(module.config.get_text_config(), "layer_types", None) or ()):
-        assert engine.runner is not None
-        if engine.runner.windows == {None}:
-            raise ConfigError(f"{name} has sliding windows that its attention is not told of", UNSUPPORTED_FIX)
+    kinds = getattr(module.config.get_text_config(), "layer_types", None) or ()
+    if "sliding_attention" in kinds and engine.windows == {None}:
+        raise ConfigError(f"{name} has sliding windows that its attention is not told of", UNSUPPORTED_FIX)
     for completion in completions:
         prompt = prompts[int(completion.request_id.removeprefix("probe"))]
         own = _own_log_probs(module, prompt, completion.token_ids)

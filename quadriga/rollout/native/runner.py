@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,7 @@ from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.plan import Chunk, DecodeIndex, StepPlan, decode_index, padded
 from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.slots import SlotTable
-
-
-@dataclass
-class Work:
-    """What was computed since the engine was made, and how much of it for nobody."""
-
-    rows: int = 0
-    padding: int = 0
-    blocks: int = 0
-    """Cache blocks read in place by decoding."""
-    gaps: int = 0
-    """Those of them that belonged to no decoding row."""
+from quadriga.rollout.native.work import Work
 
 
 class Runner:

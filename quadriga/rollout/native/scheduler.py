@@ -41,6 +41,8 @@ class Scheduler:
     Args:
         max_tokens: of the longest sequence.
         on_preempt: called with a running sample that is about to lose its slot.
+        on_device: the block tables live on a device: what changes in them is kept for `take_changes`, gaps between blocks
+            do not matter, and prompts wait until a sixteenth of the slots is free, since a pass over prompts is dear.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Scheduler:
         max_tokens: int,
         max_batched_tokens: int,
         on_preempt: Callable[[Sequence], None],
+        on_device: bool = False,
     ) -> None:
         self.pool, self.block_size = pool, block_size
         self.max_batched_tokens = max_batched_tokens
-        self.on_preempt = on_preempt
+        self.on_preempt, self.on_device = on_preempt, on_device
+        self._changes: list[tuple[int, int, int]] = []
         self.waiting: deque[Prefill] = deque()
         self.prefilling: list[Prefill] = []
         self.running: list[Sequence] = []
@@ -91,8 +95,19 @@ class Scheduler:
         chunks: Chunks = []
         for prefill in self.prefilling:
             self._add_chunk(chunks, prefill)
-        self._admit(chunks)
-        return Batch(self._slots, chunks, self._close_gaps())
+        if not (self.on_device and self.running and len(self._free_slots) * 16 < len(self.tables)):
+            self._admit(chunks)
+        return Batch(self._slots, chunks, [] if self.on_device else self._close_gaps())
+
+    @property
+    def blocks_due(self) -> int:
+        """Running samples whose next token needs a new block."""
+        return int((self.lengths[self._slots] == self.num_blocks[self._slots] * self.block_size).sum())
+
+    def take_changes(self) -> list[tuple[int, int, int]]:
+        """`(slot, column, block)` of every entry of the tables that is new since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def advance(self, batch: Batch) -> None:
         """Note that `batch` is in the cache now; samples of finished prompts run from here on."""
@@ -185,6 +200,8 @@ class Scheduler:
         self._slots = np.array([s.slot for s in sequences], np.int64)
 
     def _append(self, sequence: Sequence, block: int) -> None:
+        if self.on_device:
+            self._changes.append((sequence.slot, int(self.num_blocks[sequence.slot]), block))
         self.tables[sequence.slot, self.num_blocks[sequence.slot]] = block
         self.num_blocks[sequence.slot] += 1
 

@@ -20,12 +20,13 @@ def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
 
     It is a sum over elements (their bits, times a factor made of the name), so the checksums of shards add up.
     """
-    total = 0
+    factors, sums = [], []
     for name, weight in weights:
         bits = weight.detach().contiguous().view(_BITS[weight.element_size()])
-        factor = zlib.crc32(f"{name}:{weight.dtype}".encode()) | 1
-        total += factor * int(bits.sum(dtype=torch.int64))
-    return total % (1 << 64)
+        factors.append(zlib.crc32(f"{name}:{weight.dtype}".encode()) | 1)
+        sums.append(bits.sum(dtype=torch.int64))
+    totals = torch.stack(sums).tolist() if sums else []  # one wait for the device, not one a weight
+    return sum(factor * total for factor, total in zip(factors, totals, strict=True)) % (1 << 64)
 
 
 @torch.no_grad()

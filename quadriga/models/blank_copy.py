@@ -1,0 +1,20 @@
+"""A second module of the same model, to be filled with weights: what generates where the trainer's module cannot."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+
+def blank_copy(module: Any, device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A Hugging Face model like `module` on `device`, in `dtype`, frozen. Its weights are random: copy the real ones in.
+
+    It is made from the config, so adapters and sharding of `module` do not matter, and tables such as those of the rotary
+    embedding stay in float32.
+    """
+    with torch.device(device):
+        blank = type(module)._from_config(copy.deepcopy(module.config), dtype=dtype)
+    blank.generation_config = module.generation_config
+    return blank.requires_grad_(False).eval()

@@ -1,0 +1,121 @@
+"""Norms, rotary embedding and gated MLPs as single kernels, in place of Hugging Face's modules on CUDA.
+
+Only modules of known classes are replaced, by modules that hold the very same parameters under the same names and compute
+the same function with less memory traffic. Everything else runs as transformers wrote it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose attention, norm and MLP are written alike in transformers."""
+
+
+def fuse(module: nn.Module) -> int:
+    """Replace what can be in `module`, in place; returns how many modules were. Call it before the weights are sharded."""
+    replaced = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if (fused := _fused(child)) is not None:
+                setattr(parent, name, fused.train(child.training))
+                replaced += 1
+    return replaced
+
+
+def _fused(module: nn.Module) -> nn.Module | None:
+    family, name = type(module).__module__.split("."), type(module).__name__
+    if family[:2] != ["transformers", "models"] or family[2] not in _FAMILIES:
+        return None
+    if name.endswith("RMSNorm"):
+        return FusedRMSNorm(module)
+    if name.endswith("MLP") and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation"):
+        return FusedMLP(module)
+    if name.endswith("Attention") and getattr(module.config, "partial_rotary_factor", 1.0) in (None, 1.0):
+        return FusedAttention(module)
+    return None
+
+
+class FusedRMSNorm(nn.Module):
+    """x / rms(x) · weight, in float32 and rounded once."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.variance_epsilon = norm.variance_epsilon
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+class FusedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        from quadriga.models.kernels.swiglu import swiglu
+
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class FusedAttention(nn.Module):
+    """Projections, rotary embedding, and the attention that the config names. Without transformers' own cache."""
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    o_proj: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
+    plain: nn.Module
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        for name, child in attention.named_children():
+            setattr(self, name, child)
+        self.config, self.layer_idx, self.head_dim = attention.config, attention.layer_idx, attention.head_dim
+        self.num_key_value_groups, self.scaling = attention.num_key_value_groups, attention.scaling
+        self.attention_dropout, self.is_causal = attention.attention_dropout, True
+        self.sliding_window = getattr(attention, "sliding_window", None)
+        if not hasattr(attention, "sliding_window"):  # Mistral and Llama read it from the config, if at all
+            self.sliding_window = getattr(self.config, "sliding_window", None)
+        # What it was made of, for attentions that expect one of transformers' own. Not a submodule: the children are shared.
+        self.__dict__["plain"] = attention
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        from quadriga.models.kernels.rotary import rotate
+
+        kind = self.config._attn_implementation
+        if kind not in ALL_ATTENTION_FUNCTIONS or past_key_values is not None or hidden_states.shape[0] != 1:
+            return self.plain(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        shape = (hidden_states.shape[1], -1, self.head_dim)  # [T, heads, D]
+        query, key, value = (project(hidden_states).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if hasattr(self, "q_norm"):
+            query, key = self.q_norm(query), self.k_norm(key)
+        cos, sin = (x.reshape(-1, self.head_dim) for x in position_embeddings)
+        query, key = rotate(query, key, cos, sin)
+        attended, weights = ALL_ATTENTION_FUNCTIONS[kind](
+            self,
+            *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+        return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights
