@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,16 +12,22 @@ from collections.abc import Callable
 from quadriga.errors import QuadrigaError
 from quadriga.version import __version__
 
+INTERRUPTED = 130
 COMMANDS = {
     "train": (
         "quadriga.trainer.main_ppo:_run_hydra",
         "run a PPO-family job with key=value …; without arguments, the quickstart",
     ),
+    "sft": ("quadriga.trainer.supervised.entry:sft", "supervised fine-tuning on answers or conversations"),
+    "rm": ("quadriga.trainer.supervised.entry:rm", "train a reward model on preference pairs"),
+    "dpo": ("quadriga.trainer.supervised.entry:dpo", "optimise a policy directly on preference pairs"),
+    "eval": ("quadriga.evaluation.command:main", "score a model's answers to a dataset"),
     "plan": ("quadriga.config.plan:main", "print what a configuration amounts to, without running it"),
     "doctor": ("quadriga.doctor:main", "check this machine, and say how to mend what is wrong"),
     "generate": ("quadriga.rollout.command:main", "complete prompts with a model, log-probs included"),
     "export": ("quadriga.checkpoint.command:main", "a checkpoint's model as a Hugging Face folder"),
     "prep": ("quadriga.data.prep.command:main", "turn a dataset into training and test files"),
+    "completion": ("quadriga.completion:main", "a script with which bash, zsh or fish completes all this"),
 }
 
 
@@ -41,10 +48,19 @@ def run(arguments: list[str]) -> int:
         print(f"quadriga: unknown command {name!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
         print(_help(), file=sys.stderr)
         return 2
-    if name == "train" and not rest:
-        rest = ["--config-name=quickstart"]  # the embedded model and its task, with settings that suit them
+    return run_command(lambda given: _call(name, given), rest)
+
+
+def _call(name: str, arguments: list[str]) -> int | None:
+    from quadriga.command_help import HELPS, help_text
+
+    if name in HELPS and {"-h", "--help"} & set(arguments):
+        print(help_text(name))
+        return 0
+    if name == "train" and not arguments:
+        arguments = ["--config-name=quickstart"]  # the embedded model and its task, with settings that suit them
     module, function = COMMANDS[name][0].split(":")
-    return run_command(getattr(importlib.import_module(module), function), rest)
+    return getattr(importlib.import_module(module), function)(arguments)
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str]) -> int:
@@ -59,13 +75,18 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
 
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "usage: quadriga <command> …\n\n" + "\n".join(lines) + "\n\n--debug shows the stack of an error."
+    more = "quadriga <command> --help says more. --debug shows the stack of an error."
+    codes = "exit codes: 0 done, 1 an error that is named, 2 wrong usage, 130 interrupted"
+    return "usage: quadriga <command> …\n\n" + "\n".join(lines) + f"\n\n{more}\n{codes}"
 
 
 if __name__ == "__main__":

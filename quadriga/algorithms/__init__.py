@@ -39,11 +39,13 @@ from quadriga.algorithms.policy_losses import (
     policy_loss_names,
     register_policy_loss,
 )
+from quadriga.algorithms.preference import DPO_LOSSES, dpo_loss, pairwise_reward_loss
 from quadriga.algorithms.registry import Registry
 from quadriga.algorithms.value_loss import value_loss
 
 __all__ = [
     "AGGREGATION_MODES",
+    "DPO_LOSSES",
     "AdaptiveKLController",
     "Aggregation",
     "FixedKLController",
@@ -57,6 +59,7 @@ __all__ = [
     "correct_rollout",
     "count_tokens_and_sequences",
     "default_agg_mode",
+    "dpo_loss",
     "entropy_loss",
     "get_adv_estimator",
     "get_policy_loss",
@@ -70,6 +73,7 @@ __all__ = [
     "masked_var",
     "masked_whiten",
     "mismatch_metrics",
+    "pairwise_reward_loss",
     "policy_loss_names",
     "register_adv_est",
     "register_kl_estimator",

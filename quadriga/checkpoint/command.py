@@ -11,17 +11,21 @@ from quadriga.checkpoint.store import locate
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; raises CheckpointError where it cannot."""
-    options = _parser().parse_args(argv)
+    options = command_parser().parse_args(argv)
     checkpoint = locate(options.source)
     exported = export_policy_of(checkpoint, options.output, dtype=options.dtype, overwrite=options.overwrite)
     print(f"{exported.folder}: {exported.parameters:,} parameters in {exported.dtype}, step {checkpoint.step}")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quadriga export",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Write the policy of a checkpoint as a Hugging Face folder, and prove that transformers loads it.",
+        epilog="""examples:
+  quadriga export outputs/quadriga/my_run --output my_policy
+  quadriga export outputs/quadriga/my_run/checkpoints/global_step_20 --output my_policy --dtype bfloat16""",
     )
     parser.add_argument(
         "source", help="a checkpoint folder (…/global_step_20), or a run directory: its newest good one"

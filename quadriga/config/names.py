@@ -24,6 +24,7 @@ POLICY_LOSSES = ("vanilla", "gspo", "cispo", "gpg", "geo_mean")
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_LOSSES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
+DPO_LOSSES = ("sigmoid", "ipo")
 REWARD_MANAGERS = ("naive", "dapo", "batch")
 METRIC_SINKS = ("console", "tensorboard", "wandb", "mlflow")
 

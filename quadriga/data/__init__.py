@@ -6,8 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quadriga.data.collate import collate_prompts, collate_sft
+    from quadriga.data.collate import collate_pairs, collate_prompts, collate_sft
     from quadriga.data.factory import (
+        create_preference_dataset,
         create_rl_dataset,
         create_rl_loader,
         create_rl_sampler,
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
         validation_batches,
     )
     from quadriga.data.loader import BatchLoader
+    from quadriga.data.preference_dataset import PreferenceDataset
     from quadriga.data.prep.arithmetic import generate_arithmetic
     from quadriga.data.rl_dataset import RLDataset
     from quadriga.data.sampler import ResumableSampler
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "BatchLoader": "loader",
+    "PreferenceDataset": "preference_dataset",
     "RLDataset": "rl_dataset",
     "ResumableSampler": "sampler",
     "SFTDataset": "sft_dataset",
+    "collate_pairs": "collate",
     "collate_prompts": "collate",
     "collate_sft": "collate",
+    "create_preference_dataset": "factory",
     "create_rl_dataset": "factory",
     "create_rl_loader": "factory",
     "create_rl_sampler": "factory",
@@ -37,11 +42,14 @@ _LAZY = {
 
 __all__ = [
     "BatchLoader",
+    "PreferenceDataset",
     "RLDataset",
     "ResumableSampler",
     "SFTDataset",
+    "collate_pairs",
     "collate_prompts",
     "collate_sft",
+    "create_preference_dataset",
     "create_rl_dataset",
     "create_rl_loader",
     "create_rl_sampler",

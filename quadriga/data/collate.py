@@ -26,6 +26,12 @@ def collate_sft(items: Sequence[dict[str, Any]], *, pad_token_id: int) -> DataPr
     return _collate(items, pad_token_id, pad_left=False)
 
 
+def collate_pairs(items: Sequence[dict[str, Any]], *, pad_token_id: int) -> DataProto:
+    """Preference pairs as rows like those of `collate_sft`: row 2i is the chosen side of pair i, row 2i + 1 the rejected."""
+    sides = [{**item[side], "uid": item["uid"]} for item in items for side in ("chosen", "rejected")]
+    return collate_sft(sides, pad_token_id=pad_token_id)
+
+
 def _collate(items: Sequence[dict[str, Any]], pad_token_id: int, *, pad_left: bool) -> DataProto:
     lengths = np.array([len(item["input_ids"]) for item in items])
     column = np.arange(lengths.max())

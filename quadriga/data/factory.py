@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quadriga.data.collate import collate_prompts
 from quadriga.data.files import expand_path
 from quadriga.data.loader import BatchLoader, Dataset, file_order_batches
+from quadriga.data.preference_dataset import PreferenceDataset
 from quadriga.data.rl_dataset import RLDataset
 from quadriga.data.sampler import ResumableSampler, Sampler
 from quadriga.data.sft_dataset import SFTDataset
@@ -92,19 +93,33 @@ def create_sft_dataset(
     return SFTDataset(
         data_paths,
         tokenizer,
-        max_length=data_config.max_length,
         prompt_key=data_config.prompt_key,
         response_key=data_config.response_key,
         prompt_dict_keys=data_config.prompt_dict_keys,
         response_dict_keys=data_config.response_dict_keys,
         messages_key=data_config.messages_key,
-        truncation=data_config.truncation,
-        max_samples=max_samples,
-        shuffle=data_config.shuffle,
-        seed=data_config.seed,
-        chat_template=data_config.chat_template,
-        apply_chat_template_kwargs=data_config.apply_chat_template_kwargs,
+        **_example_options(data_config, max_samples),
     )
+
+
+def create_preference_dataset(
+    data_paths: Paths, data_config: Any, tokenizer: PreTrainedTokenizerBase, max_samples: int = -1
+) -> PreferenceDataset:
+    """The `PreferenceDataset` of the `data` section of a reward-model or DPO configuration."""
+    return PreferenceDataset(
+        data_paths,
+        tokenizer,
+        prompt_key=data_config.prompt_key,
+        chosen_key=data_config.chosen_key,
+        rejected_key=data_config.rejected_key,
+        **_example_options(data_config, max_samples),
+    )
+
+
+def _example_options(data_config: Any, max_samples: int) -> dict[str, Any]:
+    names = ("max_length", "truncation", "empty_response", "shuffle", "seed", "chat_template")
+    options = {name: getattr(data_config, name) for name in (*names, "apply_chat_template_kwargs")}
+    return {**options, "max_samples": max_samples}
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

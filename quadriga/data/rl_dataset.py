@@ -68,6 +68,7 @@ class RLDataset:
         self.rows = load_rows(data_files)
         self.indices = select_samples(len(self.rows), max_samples, shuffle=shuffle, seed=seed)
         self.dropped_indices = np.empty(0, dtype=np.int64)
+        self.sources: set[str] = set()
         self._seen_ids: dict[tuple[Any, ...], int] = {}
         self.tokens = self._tokenise(ChatEncoder(tokenizer, chat_template, apply_chat_template_kwargs))
         del self._seen_ids
@@ -122,6 +123,7 @@ class RLDataset:
                 raise DataError(
                     f"{where}: {name!r} must be an object, found {row[name]!r}", "see docs/data.md for the row format"
                 )
+        self.sources.add(str(source))
         self._check_unique(row, source, index)
         return self._prompt(row, index)
 

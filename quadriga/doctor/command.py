@@ -61,7 +61,7 @@ def patience_s(load: float, cores: int) -> float:
     return Options.deadline_s * min(max(load / cores, 1.0), 4.0)
 
 
-def _parse(argv: list[str]) -> tuple[Options, bool]:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "quadriga doctor", description="Check this machine and cluster; exit 1 on failure."
     )
@@ -74,7 +74,11 @@ def _parse(argv: list[str]) -> tuple[Options, bool]:
     parser.add_argument(
         "--deadline", type=_seconds, metavar="S", help="seconds per probe (default 15, busy machine 60)"
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def _parse(argv: list[str]) -> tuple[Options, bool]:
+    arguments = command_parser().parse_args(argv)
     options = Options(
         address=arguments.address,
         output_dir=arguments.output_dir,

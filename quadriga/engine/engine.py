@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from quadriga.engine.sharding import (
 from quadriga.engine.state import engine_state, load_engine_state
 from quadriga.engine.weights import full_weights
 from quadriga.errors import DataError, WorkerError
+from quadriga.models.attention import takes_varlen
+from quadriga.models.layout import to_device
 from quadriga.models.packing import PackedRows, group_by_prompt, pack_rows
 from quadriga.models.policy import PolicyModel
 from quadriga.models.scalar_model import ScalarModel
@@ -43,7 +45,8 @@ from quadriga.protocol import DataProto
 LossFunction = Callable[[dict[str, Tensor], dict[str, Tensor], "BatchCounts"], tuple[Tensor, dict[str, Tensor]]]
 """`(outputs, micro, counts) -> (loss, metrics)`.
 
-outputs: `log_probs` (and `entropy`), or `values`, `[b, R]` with gradient, 0 where response_mask is 0.
+outputs: `log_probs` (and `entropy`), or `values`, `[b, R]` with gradient, 0 where response_mask is 0; `values` `[b]` with
+`at_last_token`.
 micro: the other tensor columns of the micro-batch's rows, on the device.
 loss, metrics: this micro-batch's share; shares add up over micro-batches and ranks to the mini-batch's value.
 """
@@ -54,7 +57,7 @@ _PACKED_COLUMNS = frozenset({"input_ids", "attention_mask", "position_ids", "pro
 MIN_SHARED_TOKENS = 0.05
 """Prompts are shared when that saves at least this part of the tokens; attention over shared prompts costs a little."""
 MAX_SHARED_LENGTH = 2048
-"""No sharing with longer rows: attention to a shared prompt needs a mask of `[response, row]`."""
+"""On a CPU no sharing with longer rows: attention to a shared prompt needs a mask of `[response, row]`."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class TrainingEngine:
             self.optimizer = make_optimizer(self.model.named_parameters(), optim)
             self.schedule = Schedule(self.optimizer, optim, total_steps)
         self.offload = Offload(self.model, self.optimizer, self.device, self.fsdp)
+        self.shares_prompts = self.device.type == "cpu" or takes_varlen(self.model.huggingface.config)
         self.optimizer_steps = 0
         self.budget = TokenBudget()
         self.nonfinite = NonFiniteGuard(max_nonfinite_steps, dump_dir)
@@ -120,7 +124,7 @@ class TrainingEngine:
         self,
         data: DataProto,
         temperature: float,
-        max_tokens: int,
+        max_tokens: int | str,
         *,
         with_entropy: bool = False,
         max_rows: int | None = None,
@@ -129,16 +133,16 @@ class TrainingEngine:
         outputs = self._infer(data, max_tokens, max_rows, {"temperature": temperature, "with_entropy": with_entropy})
         return outputs["log_probs"], outputs.get("entropy")
 
-    def values(self, data: DataProto, max_tokens: int, *, max_rows: int | None = None) -> Tensor:
+    def values(self, data: DataProto, max_tokens: int | str, *, max_rows: int | None = None) -> Tensor:
         """The critic's value before each token with response_mask 1: `[B, R]`, on the host, 0 elsewhere."""
         return self._infer(data, max_tokens, max_rows, {})["values"]
 
-    def scores(self, data: DataProto, max_tokens: int, *, max_rows: int | None = None) -> Tensor:
+    def scores(self, data: DataProto, max_tokens: int | str, *, max_rows: int | None = None) -> Tensor:
         """The reward model's score of each whole row: `[B]`, on the host."""
         return self._infer(data, max_tokens, max_rows, {"at_last_token": True})["values"]
 
     def _infer(
-        self, data: DataProto, max_tokens: int, max_rows: int | None, model_arguments: dict[str, Any]
+        self, data: DataProto, max_tokens: int | str, max_rows: int | None, model_arguments: dict[str, Any]
     ) -> dict[str, Tensor]:
         sizes = self._row_sizes(data)
 
@@ -149,10 +153,7 @@ class TrainingEngine:
                 for name, values in self.model(packed, **model_arguments).items():
                     if not rows:
                         continue
-                    if model_arguments.get("at_last_token"):
-                        unpacked = values.new_zeros(len(rows)).index_copy(0, packed.nonempty_rows, values)
-                    else:
-                        unpacked = packed.unpack(values)
+                    unpacked = _unpack(packed, values, model_arguments)
                     if name not in results:
                         results[name] = torch.zeros(len(data), *unpacked.shape[1:])
                     results[name][rows] = unpacked.float().cpu()
@@ -173,13 +174,18 @@ class TrainingEngine:
         self,
         data: DataProto,
         loss_fn: LossFunction,
-        max_tokens: int,
+        max_tokens: int | str,
         *,
         max_rows: int | None = None,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        at_last_token: bool = False,
+        rows_together: int = 1,
     ) -> dict[str, float]:
         """One optimiser step on this rank's rows of a mini-batch, in micro-batches of at most `max_tokens` tokens.
+
+        A scalar model's outputs are values before each response token, or one score a row (`at_last_token`). With
+        `rows_together`, so many consecutive rows are in the same call of `loss_fn`, in order: pairs that it compares.
 
         The gradient is that of the whole mini-batch over all ranks, however it is cut. Returns the mini-batch's `loss`,
         what `loss_fn` reports, `grad_norm` (before clipping), `lr`, `skipped` (1: the gradient was not finite and the
@@ -187,10 +193,10 @@ class TrainingEngine:
         """
         optimizer, _ = self._require_optimizer()
         counts = self.count(data)
-        arguments: dict[str, Any] = (
-            {} if isinstance(self.model, ScalarModel) else {"temperature": temperature, "with_entropy": with_entropy}
-        )
-        parts_used, sizes = 0, self._row_sizes(data)
+        arguments: dict[str, Any] = {"temperature": temperature, "with_entropy": with_entropy}
+        if isinstance(self.model, ScalarModel):
+            arguments = {"at_last_token": at_last_token}
+        parts_used, sizes = 0, replace(self._row_sizes(data), together=rows_together)
 
         def run(parts: list[list[int]]) -> dict[str, Tensor]:
             nonlocal parts_used
@@ -244,11 +250,12 @@ class TrainingEngine:
         if not rows:  # other ranks have a micro-batch more: take part in the collectives, add nothing
             return sum(values.sum() for values in outputs.values()) * 0.0, {}
         micro = {
-            name: column[rows].to(self.device, non_blocking=True)
+            name: to_device(column[rows], self.device)
             for name, column in data.batch.items()
             if name not in _PACKED_COLUMNS
         }
-        result = loss_fn({name: packed.unpack(values) for name, values in outputs.items()}, micro, counts)
+        unpacked = {name: _unpack(packed, values, arguments) for name, values in outputs.items()}
+        result = loss_fn(unpacked, micro, counts)
         if not (isinstance(result, tuple) and len(result) == 2 and getattr(result[0], "ndim", None) == 0):
             raise DataError("the loss function did not return a scalar tensor and metrics", "return (loss, metrics)")
         return result
@@ -312,7 +319,7 @@ class TrainingEngine:
             raise DataError("the batch has no attention_mask", "give input_ids, attention_mask and response_mask")
         ids, mask, response_mask = (data.batch[name] for name in ("input_ids", "attention_mask", "response_mask"))
         lengths = mask.sum(-1).tolist()
-        if self.device.type != "cpu" or max(lengths, default=0) > MAX_SHARED_LENGTH:
+        if not self.shares_prompts or (self.device.type == "cpu" and max(lengths, default=0) > MAX_SHARED_LENGTH):
             return RowSizes(lengths)
         same_prompt, prompts = group_by_prompt(ids, mask, ids.shape[1] - response_mask.shape[1])
         sharing = RowSizes(lengths, same_prompt, prompts)
@@ -331,7 +338,7 @@ class TrainingEngine:
         self,
         run: Callable[[list[list[int]]], dict[str, Tensor]],
         sizes: RowSizes,
-        max_tokens: int,
+        max_tokens: int | str,
         max_rows: int | None,
     ) -> dict[str, Tensor]:
         """`run` on the rows' micro-batches; from the start again with half the token budget if memory runs out.
@@ -343,7 +350,8 @@ class TrainingEngine:
             own = plan_micro_batches(sizes, budget, max_rows)
             parts = plan_micro_batches(sizes, budget, max_rows, at_least=max_over_ranks(len(own), self.device))
             try:
-                return run(parts)
+                with self.budget.measuring(max_tokens, self.device, max(map(sizes.total, parts))):
+                    return run(parts)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -356,3 +364,10 @@ class TrainingEngine:
             # Outside the handler: the error's traceback holds the tensors of the failed pass.
             give_back_memory()
             self.budget.halve(max(map(sizes.total, parts)), max(sizes.lengths), reason)
+
+
+def _unpack(packed: PackedRows, values: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """What the model says of tokens as `[B, R]`, or of whole rows (`at_last_token`) as `[B]`; 0 where there is none."""
+    if arguments.get("at_last_token"):
+        return values.new_zeros(packed.shape[0]).index_copy(0, packed.nonempty_rows, values)
+    return packed.unpack(values)

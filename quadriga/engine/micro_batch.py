@@ -21,11 +21,13 @@ class RowSizes:
         same_prompt: rows with the same number share their prompt, which then counts once in a micro-batch. None: no
             sharing.
         prompt_lengths: tokens of each row's prompt; needed for sharing only.
+        together: so many consecutive rows stay in one micro-batch: 2 for pairs that a loss compares.
     """
 
     lengths: Sequence[int]
     same_prompt: Sequence[int] | None = None
     prompt_lengths: Sequence[int] = ()
+    together: int = 1
 
     def order(self) -> list[int]:
         """Longest first, rows of a prompt side by side."""
@@ -64,6 +66,8 @@ def plan_micro_batches(
         raise DataError(
             f"a micro-batch of at most {max_tokens} tokens and {max_rows} rows can hold nothing", "raise the budget"
         )
+    if sizes.together > 1:
+        return _plan_units(sizes, max_tokens, max_rows, at_least)
     order = sizes.order()
     total, longest = sizes.total(order), max(sizes.lengths, default=0)
     budget = max(max_tokens, longest)
@@ -75,6 +79,15 @@ def plan_micro_batches(
     while len(parts) < count:
         parts = _split_largest(parts)
     return parts
+
+
+def _plan_units(sizes: RowSizes, max_tokens: int, max_rows: int | None, at_least: int) -> list[list[int]]:
+    """`plan_micro_batches` with the rows that stay together as one."""
+    units = [range(start, start + sizes.together) for start in range(0, len(sizes.lengths), sizes.together)]
+    as_rows = RowSizes([sizes.total(unit) for unit in units])
+    max_units = None if max_rows is None else max(1, max_rows // sizes.together)
+    parts = plan_micro_batches(as_rows, max_tokens, max_units, at_least)
+    return [[row for unit in part for row in units[unit]] for part in parts]
 
 
 def _cut(order: list[int], sizes: RowSizes, max_tokens: int, max_rows: int | None) -> list[list[int]]:

@@ -157,6 +157,7 @@ def override(model_config: Any, changes: dict[str, Any]) -> None:
 def _with_adapter(model: Any, config: ModelConfig) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    _check_targets(model, config)
     try:
         return get_peft_model(
             model,
@@ -172,3 +173,20 @@ def _with_adapter(model: Any, config: ModelConfig) -> Any:
             f"model.target_modules={config.target_modules!r} does not fit {config.path}: {error}",
             "use all-linear, or names of linear layers of this model",
         ) from error
+
+
+def _check_targets(model: Any, config: ModelConfig) -> None:
+    """ConfigError if one of the listed target modules is none of the model's: peft objects only if none matches."""
+    targets = config.target_modules
+    if isinstance(targets, str):
+        return
+    names = [name for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            linear = sorted(
+                {n.rpartition(".")[2] for n, module in model.named_modules() if isinstance(module, nn.Linear)}
+            )
+            raise ConfigError(
+                f"model.target_modules: {config.path} has no module {target!r}",
+                f"use all-linear, or some of {', '.join(linear)}",
+            )

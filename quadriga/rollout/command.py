@@ -12,46 +12,28 @@ from typing import Any, TextIO
 import numpy as np
 
 from quadriga.errors import DataError
+from quadriga.rollout.flags import add_generation_flags, open_engine, sampling_params
 from quadriga.rollout.interface import Completion, Request
-from quadriga.rollout.sampling import SamplingParams
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; raises one of Quadriga's errors where it cannot."""
-    options = _parser().parse_args(argv)
-    params = SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        max_new_tokens=options.max_new_tokens,
-        ignore_eos=options.ignore_eos,
-        stop_strings=tuple(options.stop),
-        seed=options.seed,
-    )
+    options = command_parser().parse_args(argv)
+    params = sampling_params(options)
     prompts, where = _read_prompts(options.prompts, options.prompt_key)
 
-    from quadriga.config.schema_models import ModelConfig
+    from quadriga.checkpoint.model_path import model_path
     from quadriga.data.chat import ChatEncoder
     from quadriga.data.progress import progress_bar
-    from quadriga.models.load import load_policy, load_tokenizer
-    from quadriga.rollout.registry import create_engine
+    from quadriga.models.load import load_tokenizer
 
-    tokenizer = load_tokenizer(options.model)
+    path = model_path(options.model)
+    tokenizer = load_tokenizer(path)
     ids = ChatEncoder(tokenizer).encode_prompts(prompts, where)
-    module = load_policy(ModelConfig(path=options.model), tokenizer, trainable=False).huggingface.to(options.device)
-    engine = create_engine(
-        options.engine,
-        module=module,
-        eos_token_ids=_end_tokens(module, tokenizer),
-        tokenizer=tokenizer,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=max(map(len, ids)) + params.max_new_tokens,
-    )
+    engine = open_engine(options, path, tokenizer, max(map(len, ids)))
     requests = [Request(str(row), p, params, (0, row), tuple(range(options.n))) for row, p in enumerate(ids)]
     samples = len(requests) * options.n
-    with _output(options.output) as output, progress_bar("samples", samples) as advance:
+    with open_output(options.output) as output, progress_bar("samples", samples) as advance:
         for completion in engine.generate(requests):
             print(json.dumps(_line(completion, prompts, tokenizer), ensure_ascii=False), file=output, flush=True)
             advance(1)
@@ -60,29 +42,22 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quadriga generate",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Continue every prompt of a file. Samples are written as they finish, with the log-prob of each token.",
+        epilog="""examples:
+  quadriga generate prompts.txt --model Qwen/Qwen2.5-0.5B-Instruct --max-new-tokens 256
+  quadriga generate test.parquet --model outputs/quadriga/my_run --n 8 --output samples.jsonl
+
+A line of output: row, sample, prompt, response, finish_reason, token_ids, log_probs (under the distribution that was
+sampled from), full_log_probs (under softmax(logits / temperature), as the trainer defines it).""",
     )
-    defaults = SamplingParams()
     parser.add_argument("prompts", help=".txt (a prompt a line), .jsonl, .json or .parquet (strings or chats)")
-    parser.add_argument("--model", required=True, help="Hugging Face name or folder, or builtin:arithmetic")
     parser.add_argument("--output", default="-", help="file for the samples, .jsonl (default: the terminal)")
     parser.add_argument("--prompt-key", default="prompt", help="column with the prompt (prompt)")
-    parser.add_argument("--n", type=int, default=1, help="samples of each prompt (1)")
-    parser.add_argument("--max-new-tokens", type=int, default=defaults.max_new_tokens, help="longest response (128)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy (1)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this mass (1: all)")
-    parser.add_argument("--top-k", type=int, default=-1, help="keep so many of the likeliest tokens (-1: all)")
-    parser.add_argument("--min-p", type=float, default=0.0, help="keep tokens this likely relative to the best (0)")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: repeat less (1)")
-    parser.add_argument("--stop", action="append", default=[], help="text that ends a response; may be repeated")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens")
-    parser.add_argument("--seed", type=int, default=0, help="seed of sampling (0)")
-    parser.add_argument("--engine", default="native", help="generation engine (native)")
-    parser.add_argument("--device", default="cpu", help="where to run (cpu)")
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="samples decoded together (256)")
+    add_generation_flags(parser, temperature=1.0)
     return parser
 
 
@@ -106,12 +81,6 @@ def _read_prompts(path: str, key: str) -> tuple[list[Any], Any]:
     return prompts, rows.where
 
 
-def _end_tokens(module: Any, tokenizer: Any) -> list[int]:
-    """End tokens of the tokenizer and of the model's generation config."""
-    ends = module.generation_config.eos_token_id if module.generation_config is not None else None
-    return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
-
-
 def _line(completion: Completion, prompts: list[Any], tokenizer: Any) -> dict[str, Any]:
     row = completion.uid[1]
     return {
@@ -127,7 +96,8 @@ def _line(completion: Completion, prompts: list[Any], tokenizer: Any) -> dict[st
 
 
 @contextmanager
-def _output(path: str) -> Iterator[TextIO]:
+def open_output(path: str) -> Iterator[TextIO]:
+    """The file, or the terminal for "-"."""
     if path == "-":
         yield sys.stdout
         return

@@ -179,14 +179,29 @@ PROGRESS: dict[str, Metric] = {
     "training/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
 }
 
-SFT: dict[str, Metric] = {
-    "train/loss": Metric("mean negative log-prob of the tokens learnt from", "nats per token", ".4f"),
-    "val/loss": Metric("the same on held-out rows", "nats per token", ".4f"),
+SUPERVISED: dict[str, Metric] = {
+    "train/loss": Metric(
+        "the loss: of sft, mean negative log-prob of the tokens learnt from; of rm and dpo, mean loss of a pair",
+        "nats per token or pair",
+        ".4f",
+    ),
+    "val/loss": Metric("the same on held-out rows", "nats per token or pair", ".4f"),
+    **{
+        name.replace("<set>", which): metric
+        for which, on in (("train", "pairs of the step"), ("val", "held-out pairs"))
+        for name, metric in {
+            "<set>/accuracy": Metric(f"rm, dpo: {on} in which the chosen answer has the higher reward", "share", ".1%"),
+            "<set>/margin": Metric(f"rm, dpo: mean reward of chosen less rejected, {on}", "reward", ".3f"),
+            "<set>/chosen_reward": Metric(f"rm, dpo: mean reward of the chosen answer, {on}", "reward", ".3f"),
+            "<set>/rejected_reward": Metric(f"rm, dpo: mean reward of the rejected answer, {on}", "reward", ".3f"),
+        }.items()
+    },
     "train/grad_norm": Metric("norm of the gradient over all workers, before clipping", "norm", ".3g"),
     "train/lr": Metric("learning rate", "per step", ".2e"),
     "train/skipped": Metric("updates left out because their gradient was not finite", "share", ".1%"),
     "train/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
     "train/time_s": Metric("time of the step", "s", ".2f"),
+    "train/tokens_per_s": Metric("tokens of the step per second, over all processes", "tokens/s", ",.0f"),
 }
 
 SECTIONS: dict[str, dict[str, Metric]] = {
@@ -198,7 +213,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     "Validation": VALIDATION,
     "Time": TIMING,
     "Progress and speed": PROGRESS,
-    "Supervised fine-tuning": SFT,
+    "Supervised training (sft, rm, dpo)": SUPERVISED,
 }
 
 METRICS: dict[str, Metric] = {name: metric for section in SECTIONS.values() for name, metric in section.items()}

@@ -5,32 +5,42 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from quadriga.config.sft_load import CONFIG_FILE, load_sft_config, render_sft_yaml, screen_sft_overrides
-from quadriga.config.sft_schema import SFTConfig
+from quadriga.config.supervised_load import (
+    config_file,
+    load_supervised_config,
+    render_supervised_yaml,
+    screen_supervised_overrides,
+)
+from quadriga.config.supervised_schema import SCHEMAS, DPOConfig, RMConfig, SFTConfig
 from quadriga.config.typed import default_values
 from quadriga.errors import ConfigError
 
 COMPLETE = {"data": {"train_files": "a.jsonl"}, "model": {"partial_pretrain": "some/model"}}
 
 
-def load(**changes):
-    return load_sft_config(OmegaConf.merge(COMPLETE, OmegaConf.from_dotlist([f"{k}={v}" for k, v in changes.items()])))
+def load_sft(source):
+    return load_supervised_config(source, SFTConfig)
 
 
-def test_yaml_file_is_rendered_from_the_schema():
-    assert CONFIG_FILE.read_text(encoding="utf-8") == render_sft_yaml(), (
-        "run `python -m quadriga.config.sft_load --write`"
+def screen_sft(arguments):
+    return screen_supervised_overrides(arguments, SFTConfig)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values())
+def test_yaml_files_are_rendered_from_their_schema(schema):
+    assert config_file(schema).read_text(encoding="utf-8") == render_supervised_yaml(schema), (
+        "run `python -m quadriga.config.supervised_load --write`"
     )
-    values = OmegaConf.to_container(OmegaConf.load(CONFIG_FILE), resolve=False)
+    values = OmegaConf.to_container(OmegaConf.load(config_file(schema)), resolve=False)
     del values["hydra"]
-    assert values == default_values(SFTConfig)
+    assert values == default_values(schema)
 
 
 def test_a_few_keys_are_enough_and_the_rest_has_defaults():
-    config = load_sft_config(COMPLETE)
+    config = load_sft(COMPLETE)
     assert (config.data.train_batch_size, config.optim.lr_scheduler, config.data.seed) == (256, "cosine", 1)
-    assert load_sft_config(config) == config
-    assert load_sft_config({**COMPLETE, "trainer": {"seed": 5}}).data.seed == 5
+    assert load_sft(config) == config
+    assert load_sft({**COMPLETE, "trainer": {"seed": 5}}).data.seed == 5
 
 
 @pytest.mark.parametrize(
@@ -44,15 +54,20 @@ def test_a_few_keys_are_enough_and_the_rest_has_defaults():
         ({"model": {}}, "model.partial_pretrain .* or model.from_config"),
         ({"model": {"partial_pretrain": "a/b", "from_config": "c"}}, "exactly one"),
         ({"trainer": 3}, "trainer must be a section"),
-        ({"data": {**COMPLETE["data"], "multiturn": {"enable": True}}}, "data.messages_key=messages"),
+        (
+            {"data": {**COMPLETE["data"], "multiturn": {"messages_key": "chat"}}},
+            "no effect without data.multiturn.enable.*data.messages_key=chat",
+        ),
+        ({"data": {**COMPLETE["data"], "multiturn": {"tools_key": "t"}}}, "no tools"),
         ({"ulysses_sequence_parallel_size": 2}, "not split over GPUs"),
-        ({"trainer": {"save_freq": 10}}, "always writes the model"),
+        ({"trainer": {"checkpoint": {"save_contents": ["sharded"]}}}, "always holds weights, optimiser"),
+        ({"trainer": {"resume_mode": "resume_path"}}, "do not go together"),
         ({"data": {**COMPLETE["data"], "max_length": 99, "max_token_len_per_gpu": 50}}, "no room for one row"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_fix(changes, message):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
-        load_sft_config({**COMPLETE, **changes})
+        load_sft({**COMPLETE, **changes})
 
 
 def test_keys_of_other_trainers_that_ask_for_what_is_done_anyway_are_dropped():
@@ -60,15 +75,41 @@ def test_keys_of_other_trainers_that_ask_for_what_is_done_anyway_are_dropped():
         "use_remove_padding=true",
         "model.strategy=fsdp2",
         "trainer.n_gpus_per_node=8",
+        "trainer.checkpoint.save_contents=[model,optimizer,extra]",
+        "data.balance_dp_token=True",
     ]
-    assert screen_sft_overrides([*arguments, "optim.lr=1e-4"]) == ["optim.lr=1e-4"]
+    assert screen_sft([*arguments, "optim.lr=1e-4"]) == ["optim.lr=1e-4"]
 
 
 def test_all_unknown_keys_of_a_command_line_are_told_at_once():
     with pytest.raises(ConfigError, match=r"(?s)2 problems.*optim.learning_rate.*trainer.epoch"):
-        screen_sft_overrides(["optim.learning_rate=1", "trainer.epoch=3", "data.max_length=9"])
+        screen_sft(["optim.learning_rate=1", "trainer.epoch=3", "data.max_length=9"])
 
 
 def test_plain_paths_survive_the_command_line():
-    (argument,) = screen_sft_overrides(["data.train_files=~/data/train.parquet"])
+    (argument,) = screen_sft(["data.train_files=~/data/train.parquet"])
     assert "~/data/train.parquet" in argument
+
+
+def test_conversations_can_be_asked_for_in_two_ways():
+    def messages_key(**data):
+        return load_sft({**COMPLETE, "data": {**COMPLETE["data"], **data}}).data.messages_key
+
+    assert messages_key(multiturn={"enable": True}) == messages_key(messages_key="messages") == "messages"
+    assert messages_key(multiturn={"enable": True, "messages_key": "chat"}) == "chat"
+    assert messages_key() is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "changes", "message"),
+    [
+        (RMConfig, {"model": {}}, "model.partial_pretrain is not set"),
+        (RMConfig, {"model": {"partial_pretrain": "a/b", "lora_rank": 8}}, "trains all its weights"),
+        (DPOConfig, {"dpo": {"beta": 0}}, "dpo.beta=0"),
+        (DPOConfig, {"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "dpo.label_smoothing has no effect"),
+        (DPOConfig, {"dpo": {"loss_type": "hinge"}}, "one of sigmoid, ipo"),
+    ],
+)
+def test_preference_runs_that_make_no_sense_are_refused(schema, changes, message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_supervised_config({**COMPLETE, **changes}, schema)

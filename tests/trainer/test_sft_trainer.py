@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_sft import REPO, ROWS, read_metrics, write_rows, write_shape
+from tiny_sft import ROWS, as_arguments, read_metrics, run_module, sft_job, write_rows, write_shape
 
+from quadriga.config.supervised_load import load_supervised_config
+from quadriga.config.supervised_schema import SFTConfig
 from quadriga.data import SFTDataset
 from quadriga.errors import ConfigError, DataError
 from quadriga.trainer.fsdp_sft_trainer import command, run_sft
-from quadriga.trainer.sft.trainer import FSDPSFTTrainer
+from quadriga.trainer.supervised.trainer import SupervisedTrainer
 
 
 @pytest.fixture(scope="module")
@@ -28,26 +27,13 @@ def job(tmp_path, shape):
     rows = write_rows(tmp_path / "rows.jsonl", ROWS)
 
     def make(**changes):
-        config = {
-            "data": {"train_files": str(rows), "val_files": str(rows), "train_batch_size": 4},
-            "model": {"from_config": str(shape)},
-            "optim": {"lr": 1e-2},
-            "trainer": {"total_training_steps": 3, "device": "cpu", "default_local_dir": str(tmp_path / "run")},
-        }
-        return {name: {**section, **changes.get(name, {})} for name, section in config.items()}
+        return sft_job(rows, shape, tmp_path / "run", **changes)
 
     return make
 
 
-def as_arguments(config) -> list[str]:
-    return [f"{section}.{key}={value}" for section, keys in config.items() for key, value in keys.items()]
-
-
-def run_module(arguments, processes=1, **options):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    command_line = [sys.executable, *launcher, "-m", "quadriga.trainer.fsdp_sft_trainer", *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    return subprocess.run(command_line, capture_output=True, text=True, timeout=150, env=env, **options)
+def sft_trainer(config) -> SupervisedTrainer:
+    return SupervisedTrainer(load_supervised_config(config, SFTConfig))
 
 
 def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -109,13 +95,17 @@ def test_conversations_are_learnt_through_the_messages_key(job, tmp_path):
 # ---- the loss is that of the global batch ----------------------------------------------------------------------------
 
 
-def by_hand(trainer: FSDPSFTTrainer) -> float:
+def by_hand(trainer: SupervisedTrainer) -> float:
     """Mean of −log p over all target tokens of the training rows, one row at a time, with the model's own forward pass."""
     total, tokens = 0.0, 0
     model = trainer.engine.model.huggingface
     model.set_attn_implementation("eager")
     for item in SFTDataset(
-        trainer.config.data.train_files, trainer.tokenizer, max_length=99, prompt_key="question", response_key="answer"
+        trainer.config.data.train_files,
+        trainer.objective.tokenizer,
+        max_length=99,
+        prompt_key="question",
+        response_key="answer",
     ):
         ids = torch.tensor(item["input_ids"], dtype=torch.long)[None]
         log_probs = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
@@ -127,9 +117,9 @@ def by_hand(trainer: FSDPSFTTrainer) -> float:
 
 @pytest.mark.parametrize("cut", [{}, {"micro_batch_size_per_gpu": 1}, {"max_token_len_per_gpu": 40, "max_length": 40}])
 def test_loss_is_the_token_mean_of_the_whole_batch_however_it_is_cut(job, cut):
-    trainer = FSDPSFTTrainer(job(data={"train_batch_size": len(ROWS), **cut}))
+    trainer = sft_trainer(job(data={"train_batch_size": len(ROWS), **cut}))
     expected = by_hand(trainer)
-    assert trainer.validation_loss() == pytest.approx(expected, abs=1e-6)
+    assert trainer.validate()["val/loss"] == pytest.approx(expected, abs=1e-6)
     assert trainer.training_step()["train/loss"] == pytest.approx(expected, abs=1e-6)
 
 
@@ -158,7 +148,7 @@ def test_two_processes_compute_what_one_computes(job, tmp_path, rows_per_pass):
 def test_the_export_loads_in_transformers_and_gives_the_same_log_probs(job, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer = FSDPSFTTrainer(job())
+    trainer = sft_trainer(job())
     trainer.fit()
     folder = tmp_path / "run" / "huggingface"
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -186,9 +176,25 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(job, tmp_pat
 
 
 def test_a_batch_that_cannot_be_dealt_out_names_the_nearest_sizes(job, monkeypatch):
-    monkeypatch.setattr("quadriga.trainer.sft.trainer.world_size", lambda: 3)
+    monkeypatch.setattr("quadriga.trainer.supervised.trainer.world_size", lambda: 3)
     with pytest.raises(ConfigError, match=r"train_batch_size=4 .* 3 processes(?s:.*)set it to 3 or 6"):
-        FSDPSFTTrainer(job())
+        sft_trainer(job())
+
+
+def test_a_lora_target_that_matches_nothing_is_named(job, tmp_path):
+    run_sft(job(trainer={"total_training_steps": 1}))
+    base = {"from_config": None, "partial_pretrain": str((tmp_path / "run" / "huggingface").rename(tmp_path / "base"))}
+    for wrong in (["q_prj"], ["q_proj", "v_prj"]):
+        with pytest.raises(ConfigError, match=rf"model.target_modules.*{wrong[-1]}"):
+            run_sft(job(model={**base, "lora_rank": 2, "target_modules": wrong}))
+
+
+def test_an_answer_without_text_stops_the_run_unless_it_may_be_skipped(job, tmp_path):
+    rows = write_rows(tmp_path / "gaps.jsonl", [*ROWS[:8], {"question": "1+1=", "answer": " "}])
+    gaps = {"train_files": str(rows), "val_files": None}
+    with pytest.raises(DataError, match="1 of 9 rows with nothing to learn from"):
+        run_sft(job(data=gaps))
+    run_sft(job(data={**gaps, "empty_response": "skip"}))
 
 
 def test_an_empty_folder_is_no_model(job, tmp_path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,3 +46,37 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def sft_job(rows: Path, shape: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    """The configuration of a small run, as nested dicts; `section={...}` changes it."""
+    config: dict[str, dict[str, Any]] = {
+        "data": {"train_files": str(rows), "val_files": str(rows), "train_batch_size": 4},
+        "model": {"from_config": str(shape)},
+        "optim": {"lr": 1e-2},
+        "trainer": {
+            "total_training_steps": 3,
+            "device": "cpu",
+            "default_local_dir": str(run_dir),
+            "resume_mode": "disable",
+        },
+    }
+    return {name: {**section, **changes.get(name, {})} for name, section in config.items()}
+
+
+def as_arguments(config: dict[str, Any]) -> list[str]:
+    return [
+        f"{section}.{key}={'null' if value is None else value}"
+        for section, keys in config.items()
+        for key, value in keys.items()
+    ]
+
+
+def run_module(
+    arguments: list[str], processes: int = 1, module: str = "quadriga.trainer.fsdp_sft_trainer", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A supervised run in processes of its own, by torchrun where there are several."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    command_line = [sys.executable, *launcher, "-m", module, *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    return subprocess.run(command_line, capture_output=True, text=True, timeout=150, env=env, **options)

@@ -15,7 +15,7 @@ from quadriga.errors import DataError
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; raises DataError where it cannot."""
-    options = _parser().parse_args(argv)
+    options = command_parser().parse_args(argv)
     splits = _arithmetic(options) if options.dataset == "arithmetic" else _public(options)
     folder = expand_path(options.output)
     for split, rows in splits.items():
@@ -24,9 +24,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="quadriga prep", description="Write train.parquet and test.parquet of a dataset."
+        prog="quadriga prep",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write train.parquet and test.parquet of a dataset.",
+        epilog="""examples:
+  quadriga prep gsm8k --input gsm8k/ --output ~/data/gsm8k     a folder with train.* and test.* files
+  quadriga prep arithmetic --output ~/data/sums --digits 2     generated: needs no input
+`quadriga prep DATASET --help` lists the flags of one.""",
     )
     datasets = parser.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     for name, converter in CONVERTERS.items():

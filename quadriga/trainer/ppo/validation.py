@@ -25,19 +25,25 @@ def validation_metrics(
         for row, uid in enumerate(uids):
             if sources[row] == source:
                 groups.setdefault(uid, []).append(row)
-        for variable in ("acc", "score"):
-            values = results.get(variable)
-            if values is None or any(values[row] is None for rows in groups.values() for row in rows):
-                continue
-            name = f"val/{source}/{variable}"
-            figures[f"{name}/mean@{n}"] = _average(sum(values[r] for r in rows) / len(rows) for rows in groups.values())
-            if n > 1:
-                figures[f"{name}/best@{n}"] = _average(max(values[r] for r in rows) for rows in groups.values())
-                if "pred" in results:
-                    figures[f"{name}/maj@{n}"] = _average(
-                        values[_majority(rows, results["pred"])] for rows in groups.values()
-                    )
+        for name, values in prompt_values(list(groups.values()), results, n).items():
+            figures[f"val/{source}/{name}"] = sum(values) / len(values)
     return figures
+
+
+def prompt_values(prompts: Sequence[list[int]], results: dict[str, list[Any]], n: int) -> dict[str, list[float]]:
+    """`acc/mean@n`, `score/best@n`, … → one value a prompt. `prompts` holds the rows of each; see `validation_metrics`."""
+    found: dict[str, list[float]] = {}
+    for variable in ("acc", "score"):
+        values = results.get(variable)
+        if values is None or any(values[row] is None for rows in prompts for row in rows):
+            continue
+        found[f"{variable}/mean@{n}"] = [sum(values[r] for r in rows) / len(rows) for rows in prompts]
+        if n > 1:
+            found[f"{variable}/best@{n}"] = [max(values[r] for r in rows) for rows in prompts]
+            answers = results.get("pred")
+            if answers is not None and any(answer is not None for answer in answers):
+                found[f"{variable}/maj@{n}"] = [values[_majority(rows, answers)] for rows in prompts]
+    return found
 
 
 def _majority(rows: list[int], answers: Sequence[Any]) -> int:
@@ -45,8 +51,3 @@ def _majority(rows: list[int], answers: Sequence[Any]) -> int:
     given = [r for r in rows if answers[r] is not None] or rows
     commonest = Counter(answers[r] for r in given).most_common(1)[0][0]
     return next(r for r in given if answers[r] == commonest)
-
-
-def _average(values: Any) -> float:
-    values = list(values)
-    return float(sum(values) / len(values))

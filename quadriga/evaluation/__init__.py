@@ -1,0 +1,1 @@
+"""Judging a model: a dataset, a scorer, and figures that say how sure they are."""

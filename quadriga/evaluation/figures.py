@@ -1,0 +1,79 @@
+"""From scored samples to figures with intervals, and to a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quadriga.evaluation.intervals import mean_interval, share_interval
+from quadriga.trainer.ppo.validation import prompt_values
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over prompts, and its 95 % interval where there is one."""
+
+    data_source: str
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    prompts: int
+
+    @property
+    def is_share(self) -> bool:
+        return not self.name.startswith(("score/", "response_tokens"))
+
+    def as_text(self) -> tuple[str, str]:
+        form = ".1%" if self.is_share else ".3f"
+        between = "" if self.low is None or self.high is None else f"{self.low:{form}} to {self.high:{form}}"
+        return f"{self.value:{form}}", between
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
+    """Figures per data source. A sample has data_source, row, score, acc, pred, outcome, finish_reason, response_tokens."""
+    found = []
+    for source in dict.fromkeys(s["data_source"] for s in samples):
+        own = sorted((s for s in samples if s["data_source"] == source), key=lambda s: (s["row"], s["sample"]))
+        groups: dict[int, list[int]] = {}
+        for at, sample in enumerate(own):
+            groups.setdefault(sample["row"], []).append(at)
+        rows = list(groups.values())
+        results = {name: [s[name] for s in own] for name in ("acc", "score", "pred")}
+        columns = prompt_values(rows, results, n)
+        shares = {
+            "unparsed": [s["outcome"] == "unparsed" for s in own],
+            "errors": [s["outcome"] in ("error", "timeout") for s in own],
+            "cut off": [s["finish_reason"] == "length" for s in own],
+        }
+        for name, flags in shares.items():
+            if name == "cut off" or any(flags):
+                columns[name] = [sum(flags[at] for at in group) / len(group) for group in rows]
+        lengths = [s["response_tokens"] for s in own]
+        columns["response_tokens"] = [sum(lengths[at] for at in group) / len(group) for group in rows]
+        for name, values in columns.items():
+            share = not name.startswith(("score/", "response_tokens"))
+            per_prompt = n if "best@" not in name and "maj@" not in name else 1
+            interval = share_interval(values, per_prompt) if share else mean_interval(values)
+            low, high = interval or (None, None)
+            found.append(Figure(source, name, sum(values) / len(values), low, high, len(values)))
+    return found
+
+
+def print_table(figures: Sequence[Figure], title: str) -> None:
+    """A table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in ("data source", "figure"):
+        table.add_column(heading)
+    for heading in ("value", "95 % interval", "prompts"):
+        table.add_column(heading, justify="right")
+    for figure in figures:
+        table.add_row(figure.data_source, figure.name, *figure.as_text(), str(figure.prompts))
+    Console(width=None if Console().is_terminal else 100).print(table)

@@ -1,1 +1,0 @@
-"""Supervised fine-tuning, on the engine and the datasets that reinforcement learning uses."""

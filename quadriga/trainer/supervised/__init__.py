@@ -1,0 +1,1 @@
+"""Supervised training (fine-tuning, reward models, DPO) on the engine and the datasets of reinforcement learning."""

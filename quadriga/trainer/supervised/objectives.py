@@ -1,0 +1,140 @@
+"""What a supervised run learns: its model, its examples and its loss. The loop around them is the same for all."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadriga.algorithms import dpo_loss, pairwise_reward_loss
+from quadriga.config.supervised_schema import DPOConfig, RMConfig, SFTConfig
+from quadriga.data import collate_pairs, collate_sft, create_preference_dataset, create_sft_dataset
+from quadriga.engine import BatchCounts, TrainingEngine
+from quadriga.models.token_model import TokenModel
+from quadriga.protocol import DataProto
+from quadriga.trainer.supervised.export import export_policy, export_reward_model
+from quadriga.trainer.supervised.start_model import start_policy, start_scorer, start_tokenizer
+
+Columns = dict[str, Tensor]
+
+
+class Objective:
+    """The parts of a supervised run.
+
+    Attributes:
+        rows_per_example: rows of a batch that belong together: 1, or 2 for a pair.
+        output: what the model says and the loss reads: `log_probs` `[B, R]`, or `values` `[B]`, a score for each row.
+    """
+
+    rows_per_example = 1
+    output = "log_probs"
+    collate = staticmethod(collate_sft)
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.tokenizer = start_tokenizer(config.model)
+
+    def load_model(self) -> TokenModel:
+        return start_policy(self.config.model, self.tokenizer)
+
+    def dataset(self, files: Any, max_samples: int) -> Any:
+        return create_preference_dataset(files, self.config.data, self.tokenizer, max_samples)
+
+    def prepare(self, engine: TrainingEngine) -> None:
+        """Called once, with the engine that holds the model as it starts, before a checkpoint is loaded."""
+
+    def add_columns(self, rows: DataProto) -> None:
+        """Add to a batch what the loss needs besides the model's output. All ranks call it."""
+
+    def examples(self, counts: BatchCounts) -> int:
+        """What the loss is a mean over."""
+        return counts.num_sequences // self.rows_per_example
+
+    def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
+        """`loss` and metrics, each added up over the tokens or pairs at hand. For subclasses."""
+        raise AttributeError(f"{type(self).__name__} has no loss")
+
+    def export(self, model: Any, folder: Path, dtype: torch.dtype) -> None:
+        export_policy(model, self.tokenizer, folder, dtype)
+
+
+class SFT(Objective):
+    """Mean of −log p over the target tokens."""
+
+    config: SFTConfig
+
+    def dataset(self, files: Any, max_samples: int) -> Any:
+        return create_sft_dataset(files, self.config.data, self.tokenizer, max_samples)
+
+    def examples(self, counts: BatchCounts) -> int:
+        return counts.num_tokens
+
+    def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
+        return {"loss": -(output * columns["response_mask"]).sum()}
+
+
+class RewardModel(Objective):
+    """Mean over pairs of −log σ(score of chosen − score of rejected)."""
+
+    config: RMConfig
+    rows_per_example = 2
+    output = "values"
+    collate = staticmethod(collate_pairs)
+
+    def load_model(self) -> TokenModel:
+        return start_scorer(self.config.model, self.tokenizer)
+
+    def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
+        chosen, rejected = output.view(-1, 2).unbind(1)
+        return {"loss": pairwise_reward_loss(chosen, rejected).sum(), **_margin_sums(chosen, rejected)}
+
+    def export(self, model: Any, folder: Path, dtype: torch.dtype) -> None:
+        export_reward_model(model, self.tokenizer, folder, dtype)
+
+
+class DPO(Objective):
+    """Mean over pairs of a loss of how much more the policy than its start prefers the chosen answer."""
+
+    config: DPOConfig
+    rows_per_example = 2
+    collate = staticmethod(collate_pairs)
+
+    def prepare(self, engine: TrainingEngine) -> None:
+        """The reference: the policy without its adapter, or a frozen copy of the start."""
+        self.policy = engine
+        self.reference = None
+        if self.config.model.lora_rank == 0:
+            start = start_policy(self.config.model, self.tokenizer, trainable=False)
+            self.reference = TrainingEngine(start, fsdp=self.config.model.fsdp_config, device=engine.device)
+
+    def add_columns(self, rows: DataProto) -> None:
+        data, engine = self.config.data, self.reference or self.policy
+        with nullcontext() if self.reference is not None else engine.adapter_off():
+            log_probs, _ = engine.log_probs(
+                rows, 1.0, data.max_token_len_per_gpu, max_rows=data.micro_batch_size_per_gpu
+            )
+        rows.batch["ref_log_prob_sum"] = log_probs.sum(1)
+
+    def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
+        dpo = self.config.dpo
+        rewards = output.sum(1) - columns["ref_log_prob_sum"]  # [2 pairs], in units of 1 / beta
+        chosen, rejected = rewards.view(-1, 2).unbind(1)
+        loss = dpo_loss(chosen - rejected, beta=dpo.beta, loss_type=dpo.loss_type, label_smoothing=dpo.label_smoothing)
+        return {"loss": loss.sum(), **_margin_sums(dpo.beta * chosen, dpo.beta * rejected)}
+
+
+def _margin_sums(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    margin = (chosen - rejected).detach()
+    return {
+        "accuracy": (margin > 0).float().sum(),
+        "margin": margin.sum(),
+        "chosen_reward": chosen.detach().sum(),
+        "rejected_reward": rejected.detach().sum(),
+    }
+
+
+def objective_of(config: SFTConfig | RMConfig | DPOConfig) -> Objective:
+    return {SFTConfig: SFT, RMConfig: RewardModel, DPOConfig: DPO}[type(config)](config)
