@@ -134,6 +134,7 @@ TABLE: tuple[ForeignKey | Renamed, ...] = (
         "the optimiser is AdamW",
         "set actor.fsdp_config.optimizer_offload=True for an optimiser in host memory",
     ),
+    no_matter("critic.model.tokenizer_path"),
     renamed("critic.model.fsdp_config.*", "critic.fsdp_config.*"),
     renamed("critic.fsdp.*", "critic.fsdp_config.*"),
     renamed("actor_rollout_ref.actor.fsdp.*", "actor_rollout_ref.actor.fsdp_config.*"),
@@ -303,7 +304,7 @@ TABLE: tuple[ForeignKey | Renamed, ...] = (
     # Rewards
     renamed("reward_model.overlong_buffer.*", "reward_model.reward_kwargs.overlong_buffer_cfg.*"),
     renamed("reward_model.num_workers", "reward.num_workers"),
-    renamed("reward_model.model.input_tokenizer", "reward_model.model.tokenizer_path"),
+    no_matter("reward_model.model.input_tokenizer"),
     renamed("reward.custom_reward_function.*", "custom_reward_function.*"),
     renamed("reward.reward_manager.name", "reward_model.reward_manager"),
     renamed("reward.reward_kwargs.*", "reward_model.reward_kwargs.*"),

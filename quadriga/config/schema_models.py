@@ -33,15 +33,19 @@ class AuxModelConfig:
     """Model of the critic or of the reward model."""
 
     path: str = key("${actor_rollout_ref.model.path}", "Hugging Face name or folder")
-    tokenizer_path: str | None = key(
-        "${actor_rollout_ref.model.tokenizer_path}", "tokenizer name or folder; null: the model's"
-    )
     trust_remote_code: bool = key(
         "${actor_rollout_ref.model.trust_remote_code}", "run Python code that comes with the model"
     )
     override_config: dict[str, Any] = key({}, "changes to the model's own config")
     enable_gradient_checkpointing: bool = key(
         "${actor_rollout_ref.model.enable_gradient_checkpointing}", "recompute activations in the backward pass"
+    )
+
+
+@dataclass
+class RewardModelPathConfig(AuxModelConfig):
+    tokenizer_path: str | None = key(
+        None, "its tokenizer; null: the model's. Where it is not the policy's, responses are written anew with it"
     )
 
 
@@ -86,7 +90,12 @@ class ActorConfig:
     use_dynamic_bsz: bool | None = key(
         None, "fill micro-batches up to a token budget; null: yes unless ppo_micro_batch_size_per_gpu is set"
     )
-    ppo_max_token_len_per_gpu: int = key(16384, "token budget of a micro-batch", unit="tokens", at_least=1)
+    ppo_max_token_len_per_gpu: int | str = key(
+        "auto",
+        "token budget of a micro-batch; auto: what fits into the GPU's memory (CPU: 16384)",
+        unit="tokens",
+        at_least=1,
+    )
     ppo_epochs: int = key(1, "passes over a step's rows", unit="epochs", at_least=1)
     shuffle: bool = key(False, "redraw the mini-batches in every pass")
     clip_ratio: float = key(0.2, "PPO clip range around 1", above=0)
@@ -120,7 +129,7 @@ class RefConfig:
         None, "rows per forward pass; null: log_prob_use_dynamic_bsz", unit="rows", at_least=1
     )
     log_prob_use_dynamic_bsz: bool | None = key(f"${{{ACTOR}.use_dynamic_bsz}}", "see actor.use_dynamic_bsz")
-    log_prob_max_token_len_per_gpu: int = key(
+    log_prob_max_token_len_per_gpu: int | str = key(
         f"${{{ACTOR}.ppo_max_token_len_per_gpu}}", "token budget of a forward pass", unit="tokens", at_least=1
     )
     fsdp_config: RefFSDPConfig = section(RefFSDPConfig, "sharding")
@@ -156,7 +165,7 @@ class RolloutConfig:
         None, "rows per forward pass for old log-probs; null: log_prob_use_dynamic_bsz", unit="rows", at_least=1
     )
     log_prob_use_dynamic_bsz: bool | None = key(f"${{{ACTOR}.use_dynamic_bsz}}", "see actor.use_dynamic_bsz")
-    log_prob_max_token_len_per_gpu: int = key(
+    log_prob_max_token_len_per_gpu: int | str = key(
         f"${{{ACTOR}.ppo_max_token_len_per_gpu}}", "token budget of a forward pass", unit="tokens", at_least=1
     )
     val_kwargs: ValKwargsConfig = section(ValKwargsConfig, "sampling in validation")
@@ -173,7 +182,7 @@ class CriticConfig:
         f"${{{ACTOR}.ppo_micro_batch_size_per_gpu}}", "rows per forward-backward pass", unit="rows", at_least=1
     )
     use_dynamic_bsz: bool | None = key(f"${{{ACTOR}.use_dynamic_bsz}}", "see actor.use_dynamic_bsz")
-    ppo_max_token_len_per_gpu: int = key(
+    ppo_max_token_len_per_gpu: int | str = key(
         f"${{{ACTOR}.ppo_max_token_len_per_gpu}}", "token budget of a micro-batch", unit="tokens", at_least=1
     )
     ppo_epochs: int = key(f"${{{ACTOR}.ppo_epochs}}", "passes over a step's rows", unit="epochs", at_least=1)
@@ -192,11 +201,11 @@ class CriticConfig:
 @dataclass
 class RewardModelConfig:
     enable: bool = key(False, "score with a reward model too")
-    model: AuxModelConfig = section(AuxModelConfig, "sequence-classification model with one label")
+    model: RewardModelPathConfig = section(RewardModelPathConfig, "sequence-classification model with one label")
     micro_batch_size_per_gpu: int | None = key(
         None, "rows per forward pass; null: token budget", unit="rows", at_least=1
     )
-    max_token_len_per_gpu: int = key(
+    max_token_len_per_gpu: int | str = key(
         f"${{{ACTOR}.ppo_max_token_len_per_gpu}}", "token budget of a forward pass", unit="tokens", at_least=1
     )
     enable_resource_pool: bool = key(False, "a pool of its own instead of the shared one")

@@ -7,6 +7,7 @@ import torch
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.protocol import DataProto
 from quadriga.workers.base import RunWorker
+from quadriga.workers.rewriting import rewritten
 from quadriga.workers.updates import micro_batch_limits
 
 
@@ -16,18 +17,24 @@ class RewardModelWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
         from quadriga.engine import TrainingEngine
-        from quadriga.models.load import load_reward_model
+        from quadriga.models.load import load_reward_model, load_tokenizer
 
-        self.engine = TrainingEngine(load_reward_model(self.config.reward_model.model), device=self.device_name)
+        model, policy = self.config.reward_model.model, self.config.actor_rollout_ref.model
+        self.policy_tokenizer = load_tokenizer(policy.tokenizer_path or policy.path, policy.trust_remote_code)
+        self.tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+        self.rewrites = self.tokenizer.get_vocab() != self.policy_tokenizer.get_vocab()
+        self.engine = TrainingEngine(load_reward_model(model, self.tokenizer), device=self.device_name)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """`rm_scores` `[B, R]`: the score on each response's last token, 0 elsewhere."""
+        """`rm_scores` `[B, R]`: the score on each response's last token, 0 elsewhere. Rows whose tokens the model does
+        not know are written anew from `raw_prompt` and the response's text."""
         limits = micro_batch_limits(self.config.reward_model, "micro_batch_size_per_gpu", "max_token_len_per_gpu")
-        scores = self.engine.scores(data, **limits)
+        rows = rewritten(data, self.policy_tokenizer, self.tokenizer) if self.rewrites else data
+        scores = self.engine.scores(rows, **limits)
         mask = data.batch["response_mask"]
         lengths = mask.sum(1)
         rm_scores = torch.zeros(mask.shape, dtype=torch.float32)
-        rows = (lengths > 0).nonzero(as_tuple=True)[0]
-        rm_scores[rows, lengths[rows] - 1] = scores[rows]
+        some = (lengths > 0).nonzero(as_tuple=True)[0]
+        rm_scores[some, lengths[some] - 1] = scores[some]
         return DataProto.from_dict(tensors={"rm_scores": rm_scores})

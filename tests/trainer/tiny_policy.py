@@ -8,12 +8,12 @@ from pathlib import Path
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=# "
 
 
-def write_model(folder: Path, seed: int = 0) -> Path:
+def write_model(folder: Path, seed: int = 0, letters: str = LETTERS) -> Path:
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    vocab = {"<eos>": 0, "<pad>": 1, **{c: i + 2 for i, c in enumerate(LETTERS)}}
+    vocab = {"<eos>": 0, "<pad>": 1, **{c: i + 2 for i, c in enumerate(letters)}}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()

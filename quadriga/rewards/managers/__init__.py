@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from quadriga.errors import RewardError
 from quadriga.rewards.functions import reward_function
 from quadriga.rewards.managers.base import BaseRewardManager
 from quadriga.rewards.managers.kinds import (
@@ -16,6 +18,7 @@ from quadriga.rewards.managers.kinds import (
 from quadriga.rewards.managers.registry import manager_class, register_manager
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardSample
+from quadriga.rewards.scorers import modules_for
 
 __all__ = [
     "BaseRewardManager",
@@ -24,6 +27,8 @@ __all__ = [
     "NaiveRewardManager",
     "RewardManager",
     "build_manager",
+    "check_sources",
+    "has_scorers",
     "load_reward_manager",
     "manager_class",
     "open_pool",
@@ -80,6 +85,21 @@ def open_pool(config: Any, log_file: str | None = None) -> RewardPool:
         memory_limit_mb=options.memory_limit_mb,
         log_file=log_file,
     )
+
+
+def check_sources(config: Any, sources: Iterable[str]) -> None:
+    """RewardError if rows are scored by their data source and there is no scorer for one of `sources`."""
+    if config.custom_reward_function.path is None and ":" not in config.reward_model.reward_manager:
+        modules_for(sources)
+
+
+def has_scorers(config: Any, sources: Iterable[str]) -> bool:
+    """Whether every one of `sources` can be scored without a reward model."""
+    try:
+        check_sources(config, sources)
+    except RewardError:
+        return False
+    return True
 
 
 def load_reward_manager(

@@ -38,7 +38,7 @@ class RayPPOTrainer:
         resource_pool_manager: the pools, and which role lives in which.
         ray_worker_group_cls: `RayWorkerGroup`, or `LocalWorkerGroup` to run in this process.
         reward_fn: reward manager for training batches; None: the reward model alone scores.
-        val_reward_fn: reward manager for validation.
+        val_reward_fn: reward manager for validation; None: the reward model scores there too.
         train_dataset, val_dataset: prompts.
         tracking: where metrics, samples and phase times go.
         checkpoints: where the run's state goes.
@@ -181,7 +181,8 @@ class RayPPOTrainer:
         if self.crew.reward_model is None:
             return
         with self.phase("reward"):
-            said = self.crew.reward_model.compute_rm_score(self.model_inputs(batch)).batch["rm_scores"]
+            rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
+            said = self.crew.reward_model.compute_rm_score(rows).batch["rm_scores"]
         batch.batch["token_level_scores"] = said + batch.batch.get("token_level_scores", torch.zeros_like(said))
 
     def groups_that_differ(self, batch: DataProto, metric: str) -> DataProto:
@@ -336,11 +337,11 @@ class RayPPOTrainer:
         self.metrics |= self.timings()
         self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
         self.metrics["training/global_step"] = float(self.step)
-        self.tracking.samples(self.step, self.sample_rows(batch), "train")
         self.metrics["training/restarts"] = float(self.restarts)
+        self.tracking.samples(self.step, self.sample_rows(batch), "train")
         self.tracking.log(self.step, self.metrics)
-
         self.saver.step_recorded()
+
     def validate(self) -> dict[str, float]:
         """Figures of the policy as it is, on the validation set."""
         val = self.config.actor_rollout_ref.rollout.val_kwargs
@@ -355,7 +356,10 @@ class RayPPOTrainer:
         rows: list[dict[str, Any]] = []
         with self.tracking.phases("testing", whole=True):
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
-                rows += self.sample_rows(self.generate(prompts, val.n, sampling, self.val_reward_fn))
+                batch = self.generate(prompts, val.n, sampling, self.val_reward_fn)
+                if self.val_reward_fn is None:
+                    self.add_model_scores(batch)
+                rows += self.sample_rows(batch)
         results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
         results = {name: values for name, values in results.items() if any(v is not None for v in values)}
         self.tracking.samples(self.step, rows, "val")
@@ -456,11 +460,11 @@ class RayPPOTrainer:
 
     def shutdown(self) -> None:
         """Stop all workers, give the pools back, and close the books."""
+        self.saver.close()
         self.crew.shutdown()
         self.tracking.close(failed=self.step < self.total_steps and not self.config.trainer.val_only)
 
 
-        self.saver.close()
 _UPDATE_COLUMNS = {
     "input_ids",
     "attention_mask",
