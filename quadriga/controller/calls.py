@@ -58,6 +58,7 @@ def fetch(
     timeout_s: float | None,
     doing: Callable[[int], str] | None = None,
     deadline_key: str = "controller.call_timeout_s",
+    waited_s: float = 0.0,
 ) -> list[Any]:
     """The answers to `pending`, one per seat. The first failure ends the wait, whatever the others do.
 
@@ -68,6 +69,7 @@ def fetch(
         timeout_s: deadline.
         doing: what the worker of a rank is doing right now, for the message after a missed deadline.
         deadline_key: the configuration key behind `timeout_s`.
+        waited_s: how much of that time has passed already.
 
     Raises:
         WorkerError: a worker raised; its traceback comes first, then role, rank, node and pid.
@@ -76,7 +78,7 @@ def fetch(
         QuadrigaError: a worker raised one of our own errors; the same class, with the place added.
     """
     try:
-        return ray.get(pending, timeout=timeout_s)
+        return ray.get(pending, timeout=None if timeout_s is None else max(0.0, timeout_s - waited_s))
     except GetTimeoutError:
         done, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
         late = [seat for ref, seat in zip(pending, seats()) if ref not in done]

@@ -52,8 +52,10 @@ def rank_environments(places: Sequence[Mapping[str, Any]], device: str, prefix: 
             # Ray has set OMP_NUM_THREADS from the CPUs it booked, which says nothing about the cores there are.
             threads = str(max(1, place["cores"] // local_size))
             variables.update(dict.fromkeys(THREAD_VARIABLES, threads))
-        if one_node and "GLOO_SOCKET_IFNAME" not in place["environment"]:
-            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        # Left to itself, gloo asks for the host's name, which on many machines means 127.0.0.1 or nothing at all.
+        interface = "lo" if one_node else place["interface"]
+        if interface and "GLOO_SOCKET_IFNAME" not in place["environment"]:
+            variables["GLOO_SOCKET_IFNAME"] = interface
         environments.append(variables)
     return environments
 

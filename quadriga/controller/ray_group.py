@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,9 @@ from quadriga.errors import ConfigError, QuadrigaError, ResourceError, WorkerErr
 
 GRACE_S = 5.0
 """After one rank raised, the others get so long to finish before they count as stuck (in a collective, say)."""
+
+NODE_CHECK_S = 2.0
+"""While workers start, their nodes are looked at so often: an actor whose node went away would wait for another for ever."""
 
 LARGE_BYTES = 100_000
 """Ray copies smaller arguments into each call; larger ones are put into the object store once and shared."""
@@ -81,6 +85,7 @@ class RayWorkerGroup(WorkerGroup):
         self._roles, self._prefixed = roles_of(ray_cls_with_init)
         self._label = "+".join(self._roles)
         self.name_prefix = name_prefix if name_prefix is not None else f"{secrets.token_hex(3)}_"
+        self._pool = resource_pool
         if resource_pool is not None:
             self.device_name = device_name or resource_pool.device
             self._crew = self._start_processes(resource_pool, detached)
@@ -283,7 +288,8 @@ class RayWorkerGroup(WorkerGroup):
         starting = timeout_s is None
         try:
             if starting:
-                return fetch(pending, self._who, what, self.start_timeout_s, self._doing, "controller.start_timeout_s")
+                limit_s, waited_s = self.start_timeout_s, self._watch_nodes(pending)
+                return fetch(pending, self._who, what, limit_s, self._doing, "controller.start_timeout_s", waited_s)
             return fetch(pending, self._who, what, timeout_s, self._doing)
         except QuadrigaError as error:
             unusable = starting or isinstance(error, WorkersLost)
@@ -296,6 +302,19 @@ class RayWorkerGroup(WorkerGroup):
                 self._crew.lost = error.what.strip().splitlines()[0 if isinstance(error, WorkersLost) else -1].strip()
                 self.shutdown()
             raise error from None
+
+    def _watch_nodes(self, pending: list[Any]) -> float:
+        """Wait for workers to start, or to fail, as long as their nodes are there. Returns the seconds that took."""
+        began = time.monotonic()
+        while self._pool is not None and time.monotonic() - began + NODE_CHECK_S < self.start_timeout_s:
+            try:
+                ray.get(pending, timeout=NODE_CHECK_S)
+                break
+            except ray.exceptions.GetTimeoutError:
+                self._pool.refuse_lost_nodes()
+            except ray.exceptions.RayError:
+                break  # the caller asks again, and explains it
+        return time.monotonic() - began
 
     def _who(self) -> list[Seat]:
         return self.seats

@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from quadriga.controller.node_health import lost_nodes, node_lost_error
 from quadriga.controller.pool import ResourcePool
 from quadriga.controller.resources import (
     Demand,
@@ -24,7 +25,7 @@ from quadriga.controller.resources import (
 )
 from quadriga.errors import ConfigError, ResourceError
 
-PLACEMENT_TIMEOUT_S = 8.0
+PLACEMENT_TIMEOUT_S = 7.0
 """Fitting groups are placed at once; longer means that a node went away or other work was faster."""
 
 
@@ -74,6 +75,7 @@ class RayResourcePool(ResourcePool):
         self.wait_s = wait_s
         self._device = device if use_gpu else "cpu"
         self._groups: list[PlacementGroup] | None = None
+        self._nodes: list[Node] = []
 
     @property
     def device(self) -> str:
@@ -99,7 +101,13 @@ class RayResourcePool(ResourcePool):
         """
         if self._groups is None:
             self._groups = _make_groups(self, nodes or reserve_nodes(self.demands(), self.wait_s))
+            self._nodes = [_node_of(group) for group in self._groups]
         return self._groups
+
+    def refuse_lost_nodes(self) -> None:
+        """ResourceError if a node that holds slots of this pool has gone away."""
+        if lost := lost_nodes(self._nodes):
+            raise node_lost_error(lost, self.name_prefix.rstrip("_"))
 
     def bundles(self) -> list[Bundle]:
         """The slots in rank order."""
@@ -130,6 +138,10 @@ class SubRayResourcePool(RayResourcePool):
 
     def get_placement_groups(self, nodes: Sequence[Node] | None = None) -> list[PlacementGroup]:
         return list(dict.fromkeys(b.group for b in self.bundles()))
+
+    def refuse_lost_nodes(self) -> None:
+        for parent in self._parents:
+            parent.refuse_lost_nodes()
 
     def shutdown(self) -> None:
         """Nothing: the slots belong to the pools this one was cut from."""
@@ -270,7 +282,12 @@ def _make_groups(pool: RayResourcePool, nodes: Sequence[Node]) -> list[Placement
     deadline = time.monotonic() + max(PLACEMENT_TIMEOUT_S, pool.wait_s)
     for group in groups:
         if not group.wait(max(0.0, deadline - time.monotonic())):
-            error = shortage(pool.demands(), cluster_nodes())
+            lost = lost_nodes(nodes)
+            error = (
+                node_lost_error(lost, pool.name_prefix.rstrip("_"))
+                if lost
+                else shortage(pool.demands(), cluster_nodes())
+            )
             for made in groups:
                 remove_placement_group(made)
             raise error
@@ -282,8 +299,7 @@ def _in_stable_order(groups: list[PlacementGroup], sizes: Sequence[int]) -> list
     order = {n.node_id: i for i, n in enumerate(cluster_nodes())}
 
     def node_number(group: PlacementGroup) -> int:
-        table: dict[str, Any] = placement_group_table(group)
-        return order.get(next(iter(table["bundles_to_node_id"].values())), len(order))
+        return order.get(_node_of(group).node_id, len(order))
 
     by_size: dict[int, list[PlacementGroup]] = {}
     for group, size in zip(groups, sizes):
@@ -291,3 +307,10 @@ def _in_stable_order(groups: list[PlacementGroup], sizes: Sequence[int]) -> list
     for same in by_size.values():
         same.sort(key=node_number)
     return [by_size[size].pop(0) for size in sizes]
+
+
+def _node_of(group: PlacementGroup) -> Node:
+    """Where a group was placed."""
+    table: dict[str, Any] = placement_group_table(group)
+    node_id = next(iter(table["bundles_to_node_id"].values()), "")
+    return next((n for n in cluster_nodes() if n.node_id == node_id), Node(node_id, "unknown", {}, {}))

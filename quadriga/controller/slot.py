@@ -8,8 +8,10 @@ calls run beside them, so a busy or stuck slot can still be asked where it stand
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from typing import Any
 
 import ray
 
+SIOCGIFADDR = 0x8915
 KEPT_CALLS = 4096
 """Calls that a slot remembers until somebody asks what it did when."""
 
@@ -41,10 +44,12 @@ class Slot:
             self._port_holder = socket.socket()
             self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._port_holder.bind(("", 0))
+        node_ip = ray.util.get_node_ip_address()
         return {
             "pid": os.getpid(),
             "node_id": context.get_node_id(),
-            "node_ip": ray.util.get_node_ip_address(),
+            "node_ip": node_ip,
+            "interface": interface_of(node_ip),
             "actor_id": context.get_actor_id(),
             "accelerator_ids": context.get_accelerator_ids(),
             "cores": len(os.sched_getaffinity(0)),
@@ -99,6 +104,19 @@ class Slot:
         finally:
             self._calling_thread = None
             self._calls.append((role, method, start, time.perf_counter() - clock))
+
+
+def interface_of(ip: str) -> str | None:
+    """The network interface that has this address, where the system tells (Linux)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address, or this is not Linux
+                continue
+            if socket.inet_ntoa(answer[20:24]) == ip:
+                return name
+    return None
 
 
 SlotActor: Any = ray.remote(concurrency_groups={"control": 1}, max_restarts=0)(Slot)  # type: ignore[call-overload]

@@ -12,6 +12,8 @@ from example_workers import Plain
 from ray.cluster_utils import Cluster
 
 from quadriga.controller import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourcePoolManager
+from quadriga.controller.calls import WorkersLost
+from quadriga.controller.resources import reserve_nodes
 from quadriga.errors import ResourceError
 
 
@@ -88,8 +90,6 @@ def test_a_growing_cluster_is_waited_for(cluster):
 
 
 def test_a_node_that_goes_away_takes_its_workers_and_says_so(cluster):
-    from quadriga.controller.calls import WorkersLost
-
     node = cluster.add_node(num_cpus=5)
     pool = RayResourcePool([5], wait_s=30)
     group = RayWorkerGroup(pool, RayClassWithInitArgs(Plain))
@@ -97,4 +97,29 @@ def test_a_node_that_goes_away_takes_its_workers_and_says_so(cluster):
     threading.Timer(1.0, lambda: cluster.remove_node(node, allow_graceful=False)).start()
     with pytest.raises(WorkersLost, match="Plain"):
         group.sleep_for_ever()
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+def test_a_node_that_disappears_before_its_slots_are_reserved_is_named(cluster, graceful):
+    node = cluster.add_node(num_cpus=7)
+    pool = RayResourcePool([7])
+    chosen = reserve_nodes(pool.demands(), wait_s=20)
+    cluster.remove_node(node, allow_graceful=graceful)
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=rf"node {chosen[0].ip} went away after its slots were chosen"):
+        pool.get_placement_groups(chosen)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+def test_a_node_that_disappears_before_its_workers_start_is_named(cluster, graceful):
+    node = cluster.add_node(num_cpus=7)
+    pool = RayResourcePool([7], wait_s=20)
+    pool.get_placement_groups()
+    cluster.remove_node(node, allow_graceful=graceful)
+    start = time.monotonic()
+    with pytest.raises((ResourceError, WorkersLost), match=r"went away|died"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Plain)).wait_ready()
+    assert time.monotonic() - start < 10
     pool.shutdown()
