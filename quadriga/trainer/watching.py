@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from quadriga.config.schema import Config
 
 POLL_S = 0.3
-STOP_GRACE_S = 4.0
+STOP_GRACE_S = 3.0
 
 
 def watch(runner: Any, running: Any, show: bool = True) -> None:
-    """Wait for `running`, the call of `runner.run`, showing the run's news meanwhile; raises what the run raised.
+    """Wait for `running`, the call of `runner.run`, and with `show` tell the run's news meanwhile; raises what it raised.
 
-    A runner without `news`, such as a user's own, is just waited for, and so is any if `show` is False.
+    Ctrl-C, or SIGTERM as cluster schedulers send it, lets the step at hand end within a few seconds and be kept.
+    A user's own runner may lack `news` and `stop`.
     """
     import ray
 
     from quadriga.tracking.console import LiveView
 
-    if not show or not hasattr(runner, "news"):
-        ray.get(running)
-        return
     cursor = 0
     done: list[Any] = []
-    with LiveView() as view:
+    with _sigterm_like_ctrl_c(), LiveView() if show and hasattr(runner, "news") else nullcontext() as view:
         try:
             while not done:
                 done, _ = ray.wait([running], timeout=POLL_S)
+                if view is None:
+                    continue
                 with suppress(ray.exceptions.RayError):  # busy or gone: what it has to say comes with the result
                     events, cursor = ray.get(runner.news.remote(cursor), timeout=10)
                     view.update(events)
         except KeyboardInterrupt:
-            # The step at hand may end within the grace, and then it is not lost.
-            view.console.print("stopping: a checkpoint is written if this step ends within a few seconds")
-            runner.stop.remote()
-            ray.wait([running], timeout=STOP_GRACE_S)
+            if hasattr(runner, "stop"):
+                print("stopping: a checkpoint is written if this step ends within a few seconds", file=sys.stderr)
+                runner.stop.remote()
+                ray.wait([running], timeout=STOP_GRACE_S)
             raise
     ray.get(running)
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def watch_here(runner: Any, config: Any) -> None:

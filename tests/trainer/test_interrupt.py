@@ -1,0 +1,83 @@
+"""Ctrl-C and SIGTERM: the run ends soon, leaves nothing running, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from omegaconf import OmegaConf
+from tiny_policy import write_task
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_run_stops_within_seconds_and_resumes(tmp_path, how):
+    config = write_task(tmp_path / "task")
+    config["algorithm"] = {"adv_estimator": "grpo"}
+    config["trainer"] |= {"executor": "ray", "total_training_steps": 400, "test_freq": -1, "save_freq": -1}
+    config["ray_kwargs"] = {"ray_init": {"num_cpus": 2, "log_to_driver": False}}
+    (tmp_path / "job.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    command = [sys.executable, "-c", _RUN, str(tmp_path / "job.yaml")]
+    run = tmp_path / "task" / "run"
+
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _wait_for(lambda: _steps(run) and _steps(run)[-1] >= 3, first)
+    began = time.monotonic()
+    first.send_signal(how)
+    _, errors = first.communicate(timeout=60)
+    seconds = time.monotonic() - began
+    assert first.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert seconds < 5, f"stopping took {seconds:.1f} s"
+    assert not _left_behind(run), "processes of the run are still there"
+    done = _steps(run)[-1]
+    assert done < 400
+
+    changed = [*command, f"trainer.total_training_steps={done + 3}"]
+    subprocess.run(changed, check=True, timeout=120, start_new_session=True, capture_output=True)
+    assert _steps(run) == list(range(1, done + 4)), "every step once, none lost"
+
+
+_RUN = """
+import sys
+from omegaconf import OmegaConf
+from quadriga.cli import run_command
+from quadriga.trainer.main_ppo import run_ppo
+config = OmegaConf.merge(OmegaConf.load(sys.argv[1]), OmegaConf.from_dotlist(sys.argv[2:]))
+sys.exit(run_command(lambda _: run_ppo(config), []))
+"""
+
+
+def _steps(run) -> list[int]:
+    file = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _wait_for(condition, process, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "the run did not get going"
+        time.sleep(0.05)
+
+
+def _left_behind(run) -> list[str]:
+    """Processes that still have a file of the run open."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        found += [pid for file in files if file.startswith(str(run))]
+    return found
