@@ -129,7 +129,10 @@ def _passes(config: Config, problems: Problems) -> None:
         budget_key, rows_key = pattern.format("max_token_len"), pattern.format("micro_batch_size")
         if uses_token_budget(section):
             budget = getattr(section, budget_key)
-            if budget < longest:
+            if isinstance(budget, str):
+                if budget != "auto":
+                    problems.add(f"{name}.{budget_key}={budget} is no token budget", "set a number of tokens, or auto")
+            elif budget < longest:
                 too_small.setdefault(budget, []).append(f"{name}.{budget_key}")
         elif getattr(section, rows_key) is None:
             problems.add(

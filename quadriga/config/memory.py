@@ -12,6 +12,7 @@ from typing import Any
 
 from quadriga.config.model_shape import ModelShape, find_model_folder, read_model_shape
 from quadriga.config.needs import (
+    token_budget,
     uses_token_budget,
 )
 from quadriga.config.placement import placement_of
@@ -146,7 +147,7 @@ class _Estimate:
     def _activations(self, shape: ModelShape, section: Any, workers: int, checkpointing: bool) -> int:
         rows = section.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n // workers
         if uses_token_budget(section):
-            tokens = min(section.ppo_max_token_len_per_gpu, rows * self.longest)
+            tokens = min(token_budget(section.ppo_max_token_len_per_gpu), rows * self.longest)
         else:
             tokens = section.ppo_micro_batch_size_per_gpu * self.longest
         # Kept for the backward pass: norms and residuals, queries, keys, values, attention output, four in the MLP.

@@ -38,3 +38,12 @@ def uses_token_budget(section: Any) -> bool:
             choice = getattr(section, dynamic)
             return bool(choice) if choice is not None else getattr(section, micro) is None
     return section.micro_batch_size_per_gpu is None
+
+
+AUTO_TOKENS = 16384
+"""What a token budget of `auto` counts as where no memory was measured: in plans, and on a CPU."""
+
+
+def token_budget(value: int | str) -> int:
+    """A token budget as a number."""
+    return AUTO_TOKENS if value == "auto" else int(value)

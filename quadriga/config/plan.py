@@ -17,6 +17,7 @@ from quadriga.config.memory import WorkerMemory, estimate_memory
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
+    token_budget,
     uses_token_budget,
 )
 from quadriga.config.placement import placement_of
@@ -144,8 +145,10 @@ def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:
     n, longest = config.actor_rollout_ref.rollout.n, config.data.max_prompt_length + config.data.max_response_length
     mini_rows = section.ppo_mini_batch_size * n
     per_worker = mini_rows // placement_of(config).slots("critic" if role == "critic" else "actor_rollout")
-    budget = section.ppo_max_token_len_per_gpu if uses_token_budget(section) else None
-    micro_rows = section.ppo_micro_batch_size_per_gpu if budget is None else min(per_worker, budget // longest)
+    budget = token_budget(section.ppo_max_token_len_per_gpu) if uses_token_budget(section) else None
+    micro_rows = section.ppo_micro_batch_size_per_gpu
+    if budget is not None:
+        micro_rows = max(1, min(per_worker, budget // longest))
     return UpdatePlan(
         role=role,
         mini_batch_prompts=section.ppo_mini_batch_size,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -20,15 +22,41 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MESSAGES)
 
 
+AUTO = "auto"
+"""The token budget that the engine finds by itself."""
+FIRST_AUTO, MAX_AUTO = 16384, 65536
+"""What `AUTO` is before anything was measured, and at most: larger micro-batches are no faster."""
+_SHARE = 0.8
+"""Part of the free memory that `AUTO` fills."""
+
+
 class TokenBudget:
     """The token budget of micro-batches: what is asked for, or less after it proved too large."""
 
     def __init__(self) -> None:
         self.limit: int | None = None
         self.halvings = 0
+        self.auto = FIRST_AUTO
+        self.measured = False
 
-    def of(self, max_tokens: int) -> int:
-        return max_tokens if self.limit is None else min(self.limit, max_tokens)
+    def of(self, max_tokens: int | str) -> int:
+        wanted = self.auto if max_tokens == AUTO else int(max_tokens)
+        return wanted if self.limit is None else min(self.limit, wanted)
+
+    @contextmanager
+    def measuring(self, max_tokens: int | str, device: torch.device, largest_micro_batch: int) -> Iterator[None]:
+        """Around a training pass: the first one tells how much memory a token takes, and so what `AUTO` is."""
+        wanted = max_tokens == AUTO and device.type == "cuda" and not self.measured
+        if not (wanted and torch.is_grad_enabled() and largest_micro_batch >= FIRST_AUTO // 4):
+            yield
+            return
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        yield
+        used = torch.cuda.max_memory_allocated(device) - before
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - before
+        tokens = int(_SHARE * free * largest_micro_batch / max(1, used)) // 1024 * 1024
+        self.auto, self.measured = min(MAX_AUTO, max(FIRST_AUTO, tokens)), True
 
     def halve(self, largest_micro_batch: int, longest_row: int, error: str) -> None:
         """Half of the micro-batch that did not fit. WorkerError when it was a single row."""

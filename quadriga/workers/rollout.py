@@ -38,7 +38,22 @@ class GeneratingWorker(RunWorker):
         from quadriga.models.load import load_policy
 
         model = replace(self.policy_config.model, lora_rank=0)
-        return load_policy(model, trainable=False).huggingface.to(self.device_name)
+        module = load_policy(model, trainable=False).huggingface
+        if self.rollout_dtype is None:
+            return module.to(self.device_name)
+        from quadriga.models.blank_copy import blank_copy
+        from quadriga.rollout.native.weights import copy_weights
+
+        whole = blank_copy(module, self.device_name, self.rollout_dtype)
+        copy_weights(whole, module.named_parameters())
+        return whole
+
+    @property
+    def rollout_dtype(self) -> Any:
+        """What the rollout engine computes in; None: as the weights are."""
+        import torch
+
+        return None if self.device_name == "cpu" else torch.bfloat16
 
     def start_rollout(self, module: Any, tokenizer: Any) -> None:
         """Make the engine that generates with `module`."""
@@ -48,6 +63,9 @@ class GeneratingWorker(RunWorker):
         self.pad_token_id = int(tokenizer.pad_token_id)
         eos = module.generation_config.eos_token_id if module.generation_config is not None else None
         eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
+        on_device: dict[str, Any] = {}
+        if self.device_name != "cpu":
+            on_device = {"memory_fraction": rollout.gpu_memory_utilization, "enforce_eager": rollout.enforce_eager}
         self.rollout = create_engine(
             rollout.name,
             module=module,
@@ -55,7 +73,11 @@ class GeneratingWorker(RunWorker):
             max_num_seqs=rollout.max_num_seqs,
             max_num_batched_tokens=rollout.max_num_batched_tokens,
             max_model_len=rollout.prompt_length + rollout.response_length,
+            **on_device,
         )
+        self.frees_cache = bool(on_device) and rollout.free_cache_engine
+        if self.frees_cache:
+            self.rollout.sleep()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -72,10 +94,13 @@ class GeneratingWorker(RunWorker):
         self._finished.clear()
         self._generation = meta["generation"]
         completions = []
+        self.rollout.wake()
         with torch.no_grad():
             for completion in self.rollout.generate(requests, expected_version=meta["version"]):
                 completions.append(completion)
                 self._finished.append((completion.request_id, completion.sample_index, completion.token_ids))
+        if self.frees_cache:
+            self.rollout.sleep()
         width = max_over_ranks(longest(completions), torch.device(self.device_name))
         truncated = params.top_p < 1 or params.top_k > 0
         return rows_of(prompts, completions, width, self.pad_token_id, truncated)

@@ -43,7 +43,11 @@ TRAIN, MINI, MICRO = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"
             "the policy would never be updated",
             "trainer.critic_warmup=4",
         ),
-        ({"data.max_response_length": 20000}, "cannot hold one sequence", f"{ACTOR}.ppo_max_token_len_per_gpu=20512"),
+        (
+            {"data.max_response_length": 20000, f"{ACTOR}.ppo_max_token_len_per_gpu": 16384},
+            "cannot hold one sequence",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=20512",
+        ),
         (
             {
                 f"{ACTOR}.use_dynamic_bsz": False,

@@ -123,7 +123,7 @@ def test_every_rule_has_a_case() -> None:
         {**GRPO, "trainer.critic_warmup": 0},
         {**GRPO, "critic.enable": False},
         {**GRPO, "critic.model.path": "builtin:arithmetic"},
-        {f"{REF}.log_prob_max_token_len_per_gpu": 16384},
+        {f"{REF}.log_prob_max_token_len_per_gpu": "auto"},
         {f"{ACTOR}.ppo_max_token_len_per_gpu": 20000, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4},
         {"custom_reward_function.reward_kwargs": {"method": "flexible"}},
     ],

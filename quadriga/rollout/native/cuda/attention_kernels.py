@@ -95,7 +95,7 @@ def decode_attention(
         GROUP_PAD=max(16, triton.next_power_of_2(shape.group)),
         DIM_PAD=dim_pad,
         TILE=64 if dim_pad <= 128 else 32,
-        num_warps=4,
+        num_warps=2 if dim_pad <= 64 else 4,
         num_stages=3 if query.dtype != torch.float32 else 1,
     )
     if splits > 1:
