@@ -77,7 +77,7 @@ def register(
         dispatch_mode: a mode's name, or its pair of functions as `{"dispatch_fn": …, "collect_fn": …}`.
         execute_mode: `Execute.ALL`, or `Execute.RANK_ZERO` to run on the first rank only and return its one answer.
         blocking: False returns at once with something that has `.get()`.
-        materialize_futures: the worker receives data; False hands it `DataProtoFuture` arguments unopened.
+        materialize_futures: the worker receives data; False hands it `DataProtoFuture` and `RemoteBatch` arguments unopened.
     """
     mode = _mode_of(dispatch_mode)
     if dispatch_mode == Dispatch.RANK_ZERO:
@@ -90,15 +90,15 @@ def register(
 
             @wraps(method)
             async def on_worker(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs = _opened(args, kwargs) if materialize_futures else (args, kwargs)
-                return await method(*args, **kwargs)
+                args, kwargs, answer = _opened(args, kwargs) if materialize_futures else (args, kwargs, _as_it_is)
+                return answer(await method(*args, **kwargs))
 
         else:
 
             @wraps(method)
             def on_worker(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs = _opened(args, kwargs) if materialize_futures else (args, kwargs)
-                return method(*args, **kwargs)
+                args, kwargs, answer = _opened(args, kwargs) if materialize_futures else (args, kwargs, _as_it_is)
+                return answer(method(*args, **kwargs))
 
         setattr(on_worker, MARK, Registration(mode, execute_mode, blocking))
         return on_worker
@@ -156,15 +156,34 @@ def _mode_of(wanted: str | dict[str, Callable[..., Any]] | DispatchMode) -> Disp
     return MODES[ModeName(wanted)]
 
 
-def _opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _opened(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Callable[[Any], Any]]:
+    """The arguments as data, and what to do with the answer: one to rows from the object store is left there too."""
     if "quadriga.protocol" not in sys.modules:  # nobody has made a future; a light worker need not import torch
-        return args, kwargs
+        return args, kwargs, _as_it_is
+    from quadriga.controller.remote_batch import RemoteBatch
     from quadriga.protocol import DataProtoFuture
 
     def opened(value: Any) -> Any:
+        if isinstance(value, RemoteBatch):
+            return value.fetch()
         return value.get() if isinstance(value, DataProtoFuture) else value
 
-    return tuple(map(opened, args)), {k: opened(v) for k, v in kwargs.items()}
+    is_remote = any(isinstance(value, RemoteBatch) for value in (*args, *kwargs.values()))
+    answer = _left_in_store if is_remote else _as_it_is
+    return tuple(map(opened, args)), {k: opened(v) for k, v in kwargs.items()}, answer
+
+
+def _left_in_store(answer: Any) -> Any:
+    from quadriga.controller.remote_batch import RemoteBatch
+    from quadriga.protocol import DataProto
+
+    return RemoteBatch.put(answer) if isinstance(answer, DataProto) and answer.batch is not None else answer
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
 
 
 def _one_to_all(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,6 +235,9 @@ def _dp_compute_metric(group: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
+    import numpy as np
+
+    from quadriga.controller.remote_batch import RemoteBatch
     from quadriga.protocol import DataProto, DataProtoFuture, pad_dataproto_to_divisor
 
     chunked: list[list[Any]] = []
@@ -224,6 +246,9 @@ def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
         if isinstance(value, DataProto):
             padded, padding = pad_dataproto_to_divisor(value, parts)
             chunked.append(padded.chunk(parts))
+        elif isinstance(value, RemoteBatch):
+            padding = -len(value) % parts
+            chunked.append(value[np.arange(len(value) + padding) % max(1, len(value))].chunk(parts))
         elif isinstance(value, DataProtoFuture):
             chunked.append(value.chunk(parts))
         else:
@@ -235,8 +260,12 @@ def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
 
 
 def _concat_without(padding: int, outputs: list[Any]) -> Any:
+    from quadriga.controller.remote_batch import RemoteBatch
     from quadriga.protocol import DataProto, unpad_dataproto
 
+    if all(isinstance(o, RemoteBatch) for o in outputs):
+        stacked = RemoteBatch.concat(outputs)
+        return stacked[: len(stacked) - padding]
     if not all(isinstance(o, DataProto) for o in outputs):
         return outputs
     result = DataProto.concat(outputs)

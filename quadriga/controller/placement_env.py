@@ -20,13 +20,16 @@ def refuse_protected(worker_env: Mapping[str, str]) -> None:
         )
 
 
-def rank_environments(places: Sequence[Mapping[str, Any]], device: str, prefix: str) -> list[dict[str, str]]:
+def rank_environments(
+    places: Sequence[Mapping[str, Any]], device: str, prefix: str, node_slots: Mapping[str, int] | None = None
+) -> list[dict[str, str]]:
     """Variables for each rank.
 
     Args:
         places: what `Slot.where` told, in rank order.
         device: cuda, npu or cpu.
         prefix: the group's name prefix.
+        node_slots: slots on each node, those of other pools included; by default only this group is counted.
     """
     nodes = [place["node_id"] for place in places]
     one_node = len(set(nodes)) == 1
@@ -50,7 +53,7 @@ def rank_environments(places: Sequence[Mapping[str, Any]], device: str, prefix: 
         }
         if device == "cpu":
             # Ray has set OMP_NUM_THREADS from the CPUs it booked, which says nothing about the cores there are.
-            threads = str(max(1, place["cores"] // local_size))
+            threads = str(max(1, place["cores"] // max(local_size, (node_slots or {}).get(nodes[rank], 0))))
             variables.update(dict.fromkeys(THREAD_VARIABLES, threads))
         # Left to itself, gloo asks for the host's name, which on many machines means 127.0.0.1 or nothing at all.
         interface = "lo" if one_node else place["interface"]

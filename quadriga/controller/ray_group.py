@@ -143,7 +143,8 @@ class RayWorkerGroup(WorkerGroup):
             replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
             for seat, place in zip(crew.seats, places)
         ]
-        environments = rank_environments(places, self.device_name, self.name_prefix)
+        node_slots = self._pool.node_slots if self._pool is not None else None
+        environments = rank_environments(places, self.device_name, self.name_prefix, node_slots)
         crew.master = (environments[0]["MASTER_ADDR"], int(environments[0]["MASTER_PORT"]))
         for handle, environment in zip(crew.handles, environments):
             handle.set_environment.remote({**self.worker_env, **environment})

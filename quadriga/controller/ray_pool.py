@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,6 +77,8 @@ class RayResourcePool(ResourcePool):
         self._device = device if use_gpu else "cpu"
         self._groups: list[PlacementGroup] | None = None
         self._nodes: list[Node] = []
+        self.node_slots: dict[str, int] = {}
+        """Slots on each node, those of the other pools of the same manager included."""
 
     @property
     def device(self) -> str:
@@ -102,6 +105,7 @@ class RayResourcePool(ResourcePool):
         if self._groups is None:
             self._groups = _make_groups(self, nodes or reserve_nodes(self.demands(), self.wait_s))
             self._nodes = [_node_of(group) for group in self._groups]
+            self.node_slots = {n.node_id: slots for n, slots in zip(self._nodes, self.store)}
         return self._groups
 
     def refuse_lost_nodes(self) -> None:
@@ -228,6 +232,11 @@ class ResourcePoolManager:
                 pool.shutdown()
             raise
         self.resource_pool_dict.update(pools)
+        together = Counter[str]()
+        for pool in pools.values():
+            together.update(pool.node_slots)
+        for pool in pools.values():
+            pool.node_slots = dict(together)
 
     def _new_pools(self) -> dict[str, RayResourcePool]:
         return {

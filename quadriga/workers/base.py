@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
+from quadriga.controller.remote_batch import RemoteBatch
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
+from quadriga.protocol import DataProto
 
 if TYPE_CHECKING:
     from quadriga.checkpoint.background import BackgroundWrite, WriteState
@@ -82,6 +85,19 @@ class RunWorker(Worker):
             collectives=dist.get_backend(),
             threads=torch.get_num_threads(),
         )
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO, materialize_futures=False)
+    def compute(
+        self, function: Callable[..., Any], rows: RemoteBatch, arguments: dict[str, Any]
+    ) -> tuple[RemoteBatch, dict[str, float]]:
+        """`function(rows, **arguments)` on all rows at once; its new columns stay in the object store."""
+        columns, figures = function(rows.fetch(), **arguments)
+        return RemoteBatch.put(DataProto.from_dict(columns)) if columns else RemoteBatch(length=len(rows)), figures
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def map_rows(self, function: Callable[[DataProto], DataProto], rows: DataProto) -> DataProto:
+        """`function(rows)`, each rank with rows of its own."""
+        return function(rows)
 
 
 class LearningWorker(RunWorker):

@@ -46,7 +46,8 @@ def rows_of(
     """The completions as rows in the order of `prompts`, padded right to `width` (None: the longest).
 
     Tensors: prompts `[B, P]`, responses, response_mask, rollout_log_probs `[B, R]`, and input_ids, attention_mask,
-    position_ids `[B, P+R]`. With `truncated` sampling also rollout_sampled_log_probs, of the distribution in use.
+    position_ids `[B, P+R]`, and the lengths num_tokens and response_lengths `[B]`. With `truncated` sampling also
+    rollout_sampled_log_probs, of the distribution in use.
     """
     by_key = {(c.request_id, c.sample_index): c for c in completions}
     columns = prompts.non_tensor_batch
@@ -64,6 +65,8 @@ def rows_of(
         "input_ids": torch.cat([prompts.batch["input_ids"], responses], dim=1),
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0),
+        "num_tokens": attention_mask.sum(1),
+        "response_lengths": lengths,
         "rollout_log_probs": _filled([c.full_log_probs for c in ordered], response_mask, 0.0, torch.float32),
     }
     if truncated:

@@ -111,7 +111,7 @@ class BaseRewardManager:
         if len(results) != len(data):
             raise RewardError(f"{len(results)} results for a batch of {len(data)} rows")
         lengths = self._response_lengths(data)
-        results = [self.adjust(result, int(length)) for result, length in zip(results, lengths)]
+        results = self._adjusted(results, lengths)
         responses = data.batch["responses"]
         reward_tensor = torch.zeros(responses.shape, dtype=torch.float32, device=responses.device)
         scores = torch.tensor([result.score for result in results], dtype=torch.float32, device=responses.device)
@@ -119,6 +119,12 @@ class BaseRewardManager:
         reward_tensor[rows, lengths[rows] - 1] = scores[rows]
         self._print_examples(data, results)
         return self._answer(reward_tensor, results, return_dict)
+
+    def by_row(self, results: list[RewardResult], response_lengths: torch.Tensor) -> dict[str, Any]:
+        """What `assemble` tells with `return_dict`, from the lengths `[B]` alone: not a tensor, but `row_scores` `[B]`."""
+        results = self._adjusted(results, response_lengths)
+        scores = torch.tensor([result.score for result in results], dtype=torch.float32)
+        return {"row_scores": scores, **self.extra(results)}
 
     def adjust(self, result: RewardResult, response_length: int) -> RewardResult:
         """Hook: change a score by what the manager knows and the reward function does not, e.g. the length in tokens."""
@@ -134,6 +140,9 @@ class BaseRewardManager:
         self, reward_tensor: torch.Tensor, results: list[RewardResult], return_dict: bool
     ) -> torch.Tensor | dict[str, Any]:
         return {"reward_tensor": reward_tensor, **self.extra(results)} if return_dict else reward_tensor
+
+    def _adjusted(self, results: list[RewardResult], lengths: torch.Tensor) -> list[RewardResult]:
+        return [self.adjust(result, int(length)) for result, length in zip(results, lengths)]
 
     @staticmethod
     def _response_lengths(data: DataProto) -> torch.Tensor:

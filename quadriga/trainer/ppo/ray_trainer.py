@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from quadriga.algorithms import apply_kl_penalty, compute_advantage, correct_rollout, make_kl_controller
+from quadriga.algorithms import make_kl_controller
 from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import need_reference_policy
 from quadriga.config.schema import Config
 from quadriga.controller.ray_pool import ResourcePoolManager
+from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_names, in_parts
 from quadriga.data import create_rl_loader, validation_batches
 from quadriga.errors import DataError, WorkerError
 from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.crew import Crew
+from quadriga.trainer.ppo.journal import KEPT_SAMPLES
 from quadriga.trainer.ppo.role import Role
+from quadriga.trainer.ppo.row_functions import (
+    ADVANTAGE_COLUMNS,
+    CORRECTION_COLUMNS,
+    SCORE_COLUMNS,
+    Computed,
+    advantages,
+    corrected,
+    total_scores,
+    widened,
+)
 from quadriga.trainer.ppo.rows import layout, repeat_for_samples
 from quadriga.trainer.ppo.saver import Saver
 from quadriga.trainer.ppo.scoring import SampleScores
-from quadriga.trainer.ppo.step_metrics import batch_metrics, mean_over_ranks, throughput
+from quadriga.trainer.ppo.step_metrics import mean_over_ranks, throughput
 from quadriga.trainer.ppo.validation import validation_metrics
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
@@ -131,7 +144,7 @@ class RayPPOTrainer:
             kept.append(self.groups_that_differ(batch, wanted.metric))
             if sum(map(len, kept)) >= self.rows_per_step:
                 self.metrics["training/num_gen_batches"] = float(tries)
-                return _concat(kept, self.tokenizer.pad_token_id)[: self.rows_per_step]
+                return self.stacked(kept)[: self.rows_per_step]
         raise DataError(
             f"step {self.step}: {wanted.max_num_gen_batches} generation batches gave only {sum(map(len, kept))} of "
             f"{self.rows_per_step} rows whose groups differ in {wanted.metric}",
@@ -140,8 +153,9 @@ class RayPPOTrainer:
 
     def generate(self, prompts: DataProto, n: int, sampling: dict[str, Any], reward_fn: Any) -> DataProto:
         """Rows of `n` responses to each prompt, with the prompt's columns and, if there is a reward function, its
-        `token_level_scores` and what else it tells. It scores a sample while others are still being generated."""
-        rows = repeat_for_samples(prompts, n)
+        scores and what else it tells. It scores a sample while others are still being generated."""
+        kept: Any = RemoteBatch.put(prompts) if self.config.transfer_queue.enable else prompts
+        rows = repeat_for_samples(kept, n)
         scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
         self.generations += 1
         request = rows.select(["input_ids", "attention_mask"], ["uid", "epoch", "index", "sample_index"])
@@ -157,7 +171,7 @@ class RayPPOTrainer:
         if scores is not None:
             with self.phase("reward"):
                 told = scores.told(generated)
-            generated.batch["token_level_scores"] = told["reward_tensor"]
+            add_columns(generated, {name: told[name] for name in ("row_scores", "reward_tensor") if name in told})
             generated.meta_info["reward_metrics"] = told.get("reward_metrics", {})
             for name, values in told.get("reward_extra_info", {}).items():
                 generated.non_tensor_batch[f"reward_{name}"] = _objects(values)
@@ -168,28 +182,27 @@ class RayPPOTrainer:
         their sum."""
         batch = self.generate(prompts, self.config.actor_rollout_ref.rollout.n, self.sampling, self.reward_fn)
         self.metrics.update(batch.meta_info.pop("reward_metrics", {}))
-        self.add_model_scores(batch)
+        self.add_scores(batch, self.crew.reward_model)
         if self.config.algorithm.adv_estimator == "remax":
             greedy = self.generate(prompts, 1, {**self.sampling, "do_sample": False}, self.reward_fn)
-            self.add_model_scores(greedy)
-            baselines = greedy.batch["token_level_scores"].sum(1)
-            batch.batch["reward_baselines"] = baselines.repeat_interleave(self.config.actor_rollout_ref.rollout.n)
+            self.add_scores(greedy, self.crew.reward_model)
+            baselines = greedy.batch["score"].repeat_interleave(self.config.actor_rollout_ref.rollout.n)
+            add_columns(batch, {"reward_baselines": baselines})
         return batch
 
-    def add_model_scores(self, batch: DataProto) -> None:
-        """Add what the reward model says, where there is one, to the scores."""
-        if self.crew.reward_model is None:
-            return
+    def add_scores(self, batch: DataProto, reward_model: Any) -> None:
+        """`token_level_scores` and `score`: what the reward function told, plus what the reward model says, if there is one."""
         with self.phase("reward"):
-            rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
-            said = self.crew.reward_model.compute_rm_score(rows).batch["rm_scores"]
-        batch.batch["token_level_scores"] = said + batch.batch.get("token_level_scores", torch.zeros_like(said))
+            if reward_model is not None:
+                rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
+                batch.union(reward_model.compute_rm_score(rows))
+            self.compute(batch, total_scores, SCORE_COLUMNS)
 
     def groups_that_differ(self, batch: DataProto, metric: str) -> DataProto:
         """The rows of the prompts whose samples do not all have the same `metric`."""
         n = self.config.actor_rollout_ref.rollout.n
         if metric == "score":
-            values = batch.batch["token_level_scores"].sum(1).numpy()
+            values = batch.batch["score"].numpy()
         else:
             column = f"reward_{metric}"
             if column not in batch.non_tensor_batch:
@@ -211,29 +224,12 @@ class RayPPOTrainer:
 
     def add_old_log_probs(self, batch: DataProto) -> None:
         """`old_log_probs`, unless the update is strictly on-policy: then the ratio is 1 by construction."""
-        algorithm = self.config.algorithm
-        correction = algorithm.rollout_correction
-        if correction.bypass_mode:
-            batch.batch["old_log_probs"] = self.rollout_log_probs(batch)
-        elif self.needs_old_log_probs:
+        correction = self.config.algorithm.rollout_correction
+        if self.needs_old_log_probs and not correction.bypass_mode:
             with self.phase("old_log_prob"):
                 self.extend(batch, self.crew.actor, "compute_log_prob")()
-        if "old_log_probs" not in batch.batch.keys() or not (correction.rollout_is or correction.rollout_rs):  # noqa: SIM118
-            return
-        corrected = correct_rollout(
-            old_log_prob=batch.batch["old_log_probs"],
-            rollout_log_prob=self.rollout_log_probs(batch),
-            response_mask=batch.batch["response_mask"],
-            rollout_is=correction.rollout_is,
-            rollout_is_threshold=correction.rollout_is_threshold,
-            rollout_is_batch_normalize=correction.rollout_is_batch_normalize,
-            rollout_rs=correction.rollout_rs,
-            rollout_rs_threshold=correction.rollout_rs_threshold,
-        )
-        self.metrics.update({k: float(v) for k, v in corrected.metrics.items()})
-        if corrected.weights is not None:
-            batch.batch["rollout_is_weights"] = corrected.weights
-        batch.batch["response_mask"] = corrected.mask.long()
+        if correction.bypass_mode or correction.rollout_is or correction.rollout_rs:
+            self.metrics |= self.compute(batch, corrected, CORRECTION_COLUMNS, correction=correction)
 
     def add_reference_and_values(self, batch: DataProto) -> None:
         """`ref_log_prob` and `values`, where the run has them; at the same time where they live in different pools."""
@@ -260,7 +256,7 @@ class RayPPOTrainer:
 
     def order_for(self, batch: DataProto, group: Any, mini_batches: int) -> np.ndarray:
         """The order in which the rows are dealt to a group's ranks: evenly by tokens, mini-batches kept together."""
-        lengths = batch.batch["attention_mask"].sum(1).tolist()
+        lengths = batch.batch["num_tokens"].tolist()
         balance = self.config.trainer.balance_batch and len(batch) % group.world_size == 0
         if len(batch) % (mini_batches * group.world_size):
             return np.arange(len(batch))
@@ -268,54 +264,64 @@ class RayPPOTrainer:
 
     def add_advantages(self, batch: DataProto) -> None:
         """Rewards (scores minus KL, where asked for), then advantages and returns."""
-        algorithm, tensors = self.config.algorithm, batch.batch
+        algorithm, kl_coef = self.config.algorithm, self.kl_controller.value
+        limit = self.config.data.max_response_length
         with self.phase("adv"):
-            rewards = tensors["token_level_scores"]
-            if algorithm.use_kl_in_reward:
-                rewards, kl = apply_kl_penalty(
-                    rewards,
-                    tensors["old_log_probs"],
-                    tensors["ref_log_prob"],
-                    tensors["response_mask"],
-                    algorithm.kl_penalty,
-                    self.kl_controller.value,
-                )
-                self.metrics |= {
-                    "actor/reward_kl_penalty": float(kl),
-                    "actor/reward_kl_penalty_coeff": self.kl_controller.value,
-                }
-                self.kl_controller.update(kl, n_steps=len(batch))
-            tensors["token_level_rewards"] = rewards
-            tensors["advantages"], tensors["returns"] = compute_advantage(
-                algorithm.adv_estimator,
-                token_level_rewards=rewards,
-                response_mask=tensors["response_mask"],
-                group_ids=batch.non_tensor_batch["uid"],
-                values=tensors.get("values"),
-                reward_baselines=tensors.get("reward_baselines"),
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-                f_norm=algorithm.f_norm,
+            self.metrics |= self.compute(
+                batch, advantages, ADVANTAGE_COLUMNS, algorithm=algorithm, kl_coef=kl_coef, max_response_length=limit
             )
+        if algorithm.use_kl_in_reward:
+            self.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
+            self.kl_controller.update(self.metrics["actor/reward_kl_penalty"], n_steps=len(batch))
+
+    def compute(
+        self, batch: DataProto, function: Callable[..., Computed], columns: Sequence[str], **arguments: Any
+    ) -> dict[str, float]:
+        """Run `function(rows, **arguments)` on those of `columns` that there are, where they are.
+
+        The columns that it makes are added to `batch`, in place of those of the same name; the figures are returned.
+        """
+        rows = batch.select([name for name in columns if name in column_names(batch)], ["uid"])
+        if isinstance(rows, RemoteBatch):
+            new, figures = self.crew.actor.compute(function, rows, arguments)
+            batch.union(new)
+        else:
+            new, figures = function(rows, **arguments)
+            add_columns(batch, new)
+        return figures
+
+    def stacked(self, parts: list[DataProto]) -> DataProto:
+        """Rows of several generations in one batch, padded alike."""
+        shapes = [p.widths if isinstance(p, RemoteBatch) else {k: p.batch[k].shape[1:] for k in _WIDTHS} for p in parts]
+        prompt_width, response_width = (max(shape[name][0] for shape in shapes) for name in _WIDTHS)
+        widen = partial(
+            widened,
+            prompt_width=prompt_width,
+            response_width=response_width,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        if isinstance(parts[0], RemoteBatch):
+            return RemoteBatch.concat([self.crew.actor.map_rows(widen, part) for part in parts])
+        return DataProto.concat([widen(part) for part in parts])
 
     # ---- 7, 8: update and hand-over ----
 
     def update(self, batch: DataProto) -> None:
         """Critic and, after its warm-up, actor; at the same time where they live in different pools."""
-        rows = batch.select(sorted(_UPDATE_COLUMNS & set(batch.batch.keys())), [])
+        rows = batch.select(sorted(_UPDATE_COLUMNS & set(column_names(batch))), [])
         waiting: dict[str, Any] = {}
         if self.crew.critic is not None:
             mini_batches = self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size
-            waiting["update_critic"] = self.start_update(rows, self.crew.critic, "update_critic", mini_batches)
+            order = self.order_for(batch, self.crew.critic, mini_batches)
+            waiting["update_critic"] = self.start_update(rows[order], self.crew.critic, "update_critic", mini_batches)
         if self.step > self.config.trainer.critic_warmup:
-            waiting["update_actor"] = self.start_update(rows, self.crew.actor, "update_actor", self.mini_batches)
+            order = self.order_for(batch, self.crew.actor, self.mini_batches)
+            waiting["update_actor"] = self.start_update(rows[order], self.crew.actor, "update_actor", self.mini_batches)
         for name, pending in waiting.items():
             with self.phase(name):
                 self.metrics |= mean_over_ranks(pending.get())
 
-    def start_update(self, rows: DataProto, group: Any, method: str, mini_batches: int) -> Any:
-        dealt = rows[self.order_for(rows, group, mini_batches)]
+    def start_update(self, dealt: DataProto, group: Any, method: str, mini_batches: int) -> Any:
         dealt.meta_info = {"step": self.step, "mini_batches": mini_batches}
         return group.start(method, dealt)
 
@@ -333,12 +339,12 @@ class RayPPOTrainer:
     # ---- 9: telling ----
 
     def report(self, batch: DataProto) -> None:
-        self.metrics |= batch_metrics(batch, self.config.data.max_response_length)
         self.metrics |= self.timings()
         self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
         self.metrics["training/global_step"] = float(self.step)
         self.metrics["training/restarts"] = float(self.restarts)
-        self.tracking.samples(self.step, self.sample_rows(batch), "train")
+        kept = batch if self.config.trainer.rollout_data_dir else batch[:KEPT_SAMPLES]
+        self.tracking.samples(self.step, self.sample_rows(kept), "train")
         self.tracking.log(self.step, self.metrics)
         self.saver.step_recorded()
 
@@ -357,8 +363,7 @@ class RayPPOTrainer:
         with self.tracking.phases("testing", whole=True):
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
                 batch = self.generate(prompts, val.n, sampling, self.val_reward_fn)
-                if self.val_reward_fn is None:
-                    self.add_model_scores(batch)
+                self.add_scores(batch, self.crew.reward_model if self.val_reward_fn is None else None)
                 rows += self.sample_rows(batch)
         results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
         results = {name: values for name, values in results.items() if any(v is not None for v in values)}
@@ -367,13 +372,17 @@ class RayPPOTrainer:
 
     def sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
         """The rows as text and numbers, for people."""
+        needed = ("prompts", "responses", "attention_mask", "score")
+        return [row for part in in_parts(batch, needed) for row in self._sample_rows(part)]
+
+    def _sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
         columns, tensors = batch.non_tensor_batch, batch.batch
         width = tensors["prompts"].shape[1]
         prompts = [p[m.bool()].tolist() for p, m in zip(tensors["prompts"], tensors["attention_mask"][:, :width])]
         responses = [r[m.bool()].tolist() for r, m in zip(tensors["responses"], tensors["attention_mask"][:, width:])]
         prompt_texts = self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
         response_texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
-        scores = tensors["token_level_scores"].sum(1).tolist()
+        scores = tensors["score"].tolist()
         told = [k for k in columns if k.startswith("reward_") and k != "reward_model"]
         return [
             {
@@ -437,12 +446,6 @@ class RayPPOTrainer:
         return not on_policy or algorithm.use_kl_in_reward or bool(corrects)
 
     @staticmethod
-    def rollout_log_probs(batch: DataProto) -> torch.Tensor:
-        """Of the distribution that was sampled from."""
-        tensors = batch.batch
-        return tensors.get("rollout_sampled_log_probs", tensors["rollout_log_probs"])
-
-    @staticmethod
     def model_inputs(batch: DataProto) -> DataProto:
         return batch.select(["input_ids", "attention_mask", "response_mask"], [])
 
@@ -465,6 +468,7 @@ class RayPPOTrainer:
         self.tracking.close(failed=self.step < self.total_steps and not self.config.trainer.val_only)
 
 
+_WIDTHS = ("prompts", "responses")
 _UPDATE_COLUMNS = {
     "input_ids",
     "attention_mask",
@@ -496,21 +500,3 @@ def _objects(values: list[Any]) -> np.ndarray:
     for row, value in enumerate(values):
         column[row] = value
     return column
-
-
-def _concat(parts: list[DataProto], pad_token_id: int) -> DataProto:
-    """Rows of several generations in one batch: prompts padded further on the left, responses on the right."""
-    prompt_width = max(p.batch["prompts"].shape[1] for p in parts)
-    response_width = max(p.batch["responses"].shape[1] for p in parts)
-    for part in parts:
-        left = prompt_width - part.batch["prompts"].shape[1]
-        right = response_width - part.batch["responses"].shape[1]
-        for name in list(part.batch.keys()):
-            column = part.batch[name]
-            if column.ndim < 2:
-                continue
-            before = left if name in ("prompts", "input_ids", "attention_mask", "position_ids") else 0
-            after = right if name != "prompts" else 0
-            value = pad_token_id if name in ("prompts", "input_ids", "responses") else 0
-            part.batch[name] = torch.nn.functional.pad(column, (before, after), value=value)
-    return DataProto.concat(parts)

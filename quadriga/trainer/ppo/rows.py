@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
+from quadriga.controller.remote_batch import RemoteBatch
 from quadriga.protocol import DataProto
 
+Batch = TypeVar("Batch", DataProto, RemoteBatch)
 
-def repeat_for_samples(prompts: DataProto, n: int) -> DataProto:
+
+def repeat_for_samples(prompts: Batch, n: int) -> Batch:
     """Every prompt `n` times, one after the other, with the number of the sample in column `sample_index`."""
     rows = prompts.repeat(n, interleave=True)
     rows.non_tensor_batch["sample_index"] = np.tile(np.arange(n), len(prompts))

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from quadriga.controller.remote_batch import RemoteBatch, in_parts
 from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
 from quadriga.rewards.managers import BaseRewardManager
@@ -27,7 +28,7 @@ class SampleScores:
         rows: the rows that are generated, in order, with the columns that the reward function is given.
     """
 
-    def __init__(self, manager: Any, rows: DataProto) -> None:
+    def __init__(self, manager: Any, rows: DataProto | RemoteBatch) -> None:
         self.manager, self.rows = manager, rows
         keys = zip(rows.non_tensor_batch["uid"], rows.non_tensor_batch["sample_index"])
         self._row_of = {(uid, int(sample)): row for row, (uid, sample) in enumerate(keys)}
@@ -68,16 +69,28 @@ class SampleScores:
             over.set()
             listener.join()
 
-    def told(self, batch: DataProto) -> dict[str, Any]:
-        """The manager's answer (`return_dict`) for the generated rows; waits for scores that are still out."""
+    def told(self, batch: DataProto | RemoteBatch) -> dict[str, Any]:
+        """The manager's answer (`return_dict`) for the generated rows; waits for scores that are still out.
+
+        The scores are in `row_scores` `[B]` if the manager puts them on the last tokens, as managers do that score one
+        sample at a time; else in `reward_tensor` `[B, R]`.
+        """
         if not can_stream(self.manager):
-            return self.manager(batch, return_dict=True)
+            return self.manager(fetched(batch), return_dict=True)
         missing = [row for row in range(len(batch)) if row not in self._handles]
         if missing:
-            samples = self.manager.samples(batch[missing])
-            self._handles.update(zip(missing, self.manager.pool.submit(samples)))
+            rows = iter(missing)
+            for part in in_parts(batch[missing], ("prompts", "responses", "attention_mask")):
+                handles = self.manager.pool.submit(self.manager.samples(part))
+                self._handles.update((row, handle) for handle, row in zip(handles, rows))
         results = self.manager.pool.collect([self._handles[row] for row in range(len(batch))])
-        return self.manager.assemble(batch, results, return_dict=True)
+        if type(self.manager).assemble is BaseRewardManager.assemble and self.manager.num_examine <= 0:
+            return self.manager.by_row(results, batch.batch["response_lengths"])
+        return self.manager.assemble(fetched(batch), results, return_dict=True)
+
+
+def fetched(batch: DataProto | RemoteBatch) -> DataProto:
+    return batch.fetch() if isinstance(batch, RemoteBatch) else batch
 
 
 def can_stream(manager: Any) -> bool:

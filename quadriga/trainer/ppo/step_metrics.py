@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ import torch
 from quadriga.protocol import DataProto
 
 
-def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
+def batch_metrics(tensors: Mapping[str, torch.Tensor], max_response_length: int) -> dict[str, float]:
     """Scores, advantages and lengths of a step's rows."""
-    tensors = batch.batch
     mask = tensors["response_mask"].bool()
     scores = tensors["token_level_scores"].sum(1)
     rewards = tensors["token_level_rewards"].sum(1)
@@ -28,7 +28,7 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
         **_spread("prompt_length", prompts),
         "perf/total_num_tokens": float(tensors["attention_mask"].sum()),
     }
-    if "values" in tensors.keys():  # noqa: SIM118 (a TensorDict is no dict)
+    if "values" in tensors:
         metrics["critic/vpred_mean"] = float(tensors["values"][mask].mean())
     return metrics
 
