@@ -81,6 +81,24 @@ RULES: tuple[Rule, ...] = (
         "the reward model has no pool of its own",
         "reward_model.enable_resource_pool=True",
     ),
+    Rule(
+        "trainer.watchdog.* trainer.max_restarts",
+        lambda f: f.trainer.executor == "local",
+        "a local run has no workers beside this process",
+        "trainer.executor=ray",
+    ),
+    Rule(
+        "trainer.watchdog.soft_factor",
+        lambda f: f.trainer.watchdog.soft_s is None,
+        "there is no soft deadline",
+        "trainer.watchdog.soft_s",
+    ),
+    Rule(
+        "trainer.watchdog.hard_factor",
+        lambda f: f.trainer.watchdog.hard_s is None,
+        "there is no hard deadline",
+        "trainer.watchdog.hard_s",
+    ),
     # Advantages
     Rule("algorithm.lam", lambda f: f.estimator in NO_LAMBDA, "lambda belongs to GAE", "algorithm.adv_estimator=gae"),
     Rule(

@@ -147,6 +147,21 @@ class AlgorithmConfig:
 
 
 @dataclass
+class WatchdogConfig:
+    soft_s: float | None = key(
+        60.0,
+        "report a phase, with the stacks of all ranks, that takes longer than this; null: never",
+        unit="s",
+        above=0,
+    )
+    soft_factor: float = key(5.0, "and longer than so many times its usual time", at_least=1)
+    hard_s: float | None = key(
+        1800.0, "replace the workers in a phase that takes longer than this; null: never", unit="s", above=0
+    )
+    hard_factor: float = key(20.0, "and longer than so many times its usual time", at_least=1)
+
+
+@dataclass
 class TrainerConfig:
     project_name: str = key("quadriga", "first part of the run directory's name")
     experiment_name: str = key("quickstart", "second part of it")
@@ -187,6 +202,9 @@ class TrainerConfig:
     max_actor_ckpt_to_keep: int | None = key(None, "keep only the newest checkpoints; null: all", at_least=1)
     max_restarts: int = key(
         3, "when workers die, go on with new ones after the last checkpoint, at most so often", at_least=0
+    )
+    watchdog: WatchdogConfig = section(
+        WatchdogConfig, "deadlines of the phases of a step, learnt from the steps before"
     )
     log_val_generations: int = key(0, "show so many validation answers", unit="rows", at_least=0)
     rollout_data_dir: str | None = key(None, "write every step's samples as jsonl here")

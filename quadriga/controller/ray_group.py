@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from quadriga.controller.calls import Seat, WorkersLost, death_among, fetch
+from quadriga.controller.calls import Seat, WorkersDied, WorkersLost, death_among, fetch
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
@@ -41,6 +41,7 @@ class _Crew:
     building: list[Any] = field(default_factory=list)
     ready: bool = False
     lost: str = ""
+    abandoned: str = ""
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -184,6 +185,11 @@ class RayWorkerGroup(WorkerGroup):
         for handle in self._crew.handles:
             ray.kill(handle, no_restart=True)
 
+    def abandon(self, why: str) -> None:
+        """Stop the workers at their work, from any thread: whoever waits for them gets a WorkersDied that says why."""
+        self._crew.abandoned = why
+        self.shutdown()
+
     def is_alive(self) -> bool:
         """Whether every process answers, even while it is busy."""
         try:
@@ -203,6 +209,11 @@ class RayWorkerGroup(WorkerGroup):
             except ray.exceptions.RayError as error:
                 answers.append(f"{seat}\n  no answer: {type(error).__name__}")
         return answers
+
+    def busy(self, timeout_s: float = 5.0) -> list[str]:
+        """For each worker that is at a call, or does not answer: who it is and what it is doing."""
+        told = _answers([h.busy.remote() for h in self._crew.handles], timeout_s)
+        return [f"{seat}: {doing or 'no answer'}" for seat, doing in zip(self.seats, told) if doing != ""]
 
     def ask(self, method: str, *args: Any, timeout_s: float = 10.0) -> list[Any]:
         """What a method of each worker answers beside the call that it is busy with; None where no answer comes.
@@ -293,6 +304,8 @@ class RayWorkerGroup(WorkerGroup):
                 return fetch(pending, self._who, what, limit_s, self._doing, "controller.start_timeout_s", waited_s)
             return fetch(pending, self._who, what, timeout_s, self._doing)
         except QuadrigaError as error:
+            if self._crew.abandoned:
+                raise WorkersDied(self._crew.abandoned) from None
             unusable = starting or isinstance(error, WorkersLost)
             if not unusable:
                 done, _ = ray.wait(pending, num_returns=len(pending), timeout=GRACE_S, fetch_local=False)

@@ -34,6 +34,7 @@ class Slot:
         self._port_holder: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calling_thread: int | None = None
+        self._doing: tuple[str, float] | None = None
         self._calls: deque[tuple[str, str, float, float]] = deque(maxlen=KEPT_CALLS)
 
     @ray.method(concurrency_group="control")
@@ -70,6 +71,12 @@ class Slot:
         return "  no call is running" if only_call else "\n".join(parts)
 
     @ray.method(concurrency_group="control")
+    def busy(self) -> str:
+        """The call that is running, and for how long; empty when there is none."""
+        doing = self._doing
+        return f"{doing[0]} for {time.perf_counter() - doing[1]:.1f} s" if doing else ""
+
+    @ray.method(concurrency_group="control")
     def ask(self, role: str, method: str, *args: Any) -> Any:
         """A method of a worker, beside the call that it is busy with: it must be quick and safe to run so."""
         return getattr(self._workers[role], method)(*args)
@@ -95,6 +102,7 @@ class Slot:
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         self._calling_thread = threading.get_ident()
         start, clock = time.time(), time.perf_counter()
+        self._doing = (f"{role}.{method}", clock)
         try:
             result = getattr(self._workers[role], method)(*args, **kwargs)
             if asyncio.iscoroutine(result):
@@ -102,7 +110,7 @@ class Slot:
                 return self._loop.run_until_complete(result)
             return result
         finally:
-            self._calling_thread = None
+            self._calling_thread = self._doing = None
             self._calls.append((role, method, start, time.perf_counter() - clock))
 
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.timeline import Timeline
+
+REMEMBERED = 20
+"""Times that each phase took, of which the newest are kept."""
 
 
 class Phases:
@@ -33,18 +37,19 @@ class Phases:
         self._events = events
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
-        self._open: list[_Phase] = []
+        self._open: list[Phase] = []
+        self._history: dict[str, deque[float]] = {}
         self._driver = threading.get_ident()
         self._clock_offset = time.time() - time.perf_counter()
 
-    def __call__(self, name: str, lane: str = "", whole: bool = False) -> _Phase:
+    def __call__(self, name: str, lane: str = "", whole: bool = False) -> Phase:
         """A context manager that times its body as `timing_s/<name>`.
 
         Args:
             lane: row of the timeline; by default "driver" in the thread that made this object, the thread's name in others.
             whole: phases inside it are in the timeline only; for validation, whose generation is not the step's.
         """
-        return _Phase(self, name, lane or self._lane_of_this_thread(), whole)
+        return Phase(self, name, lane or self._lane_of_this_thread(), whole)
 
     def start_step(self, step: int) -> None:
         """From now on, phases belong to this step."""
@@ -64,24 +69,38 @@ class Phases:
         with self._lock:
             return [(phase.name, now - phase.began) for phase in self._open]
 
+    def open_phases(self) -> list[Phase]:
+        """The same as objects, for a watchdog."""
+        with self._lock:
+            return list(self._open)
+
+    def history(self, path: str) -> list[float]:
+        """Seconds that the newest phases at `path` (their names from the outermost on, `step/gen`) took."""
+        with self._lock:
+            return list(self._history.get(path, ()))
+
     def record(self, name: str, start: float, seconds: float, lane: str, **details: Any) -> None:
         """A phase measured elsewhere, e.g. by a worker: into the timeline only. `start` is seconds since 1970."""
         if self._timeline is not None:
             self._timeline.add(name, start, seconds, lane, step=self.step, **details)
 
-    def _enter(self, phase: _Phase) -> None:
+    def _enter(self, phase: Phase) -> None:
         with self._lock:
+            around = [other.name for other in self._open if other.thread == phase.thread]
+            phase.path = "/".join([*around, phase.name])
             self._open.append(phase)
         self._announce()
         phase.began = time.perf_counter()
 
-    def _leave(self, phase: _Phase, failed: bool) -> None:
+    def _leave(self, phase: Phase, failed: bool) -> None:
         seconds = time.perf_counter() - phase.began
         with self._lock:
             self._open.remove(phase)
             around = [other for other in self._open if other.thread == phase.thread]
             if not any(other.whole or other.name == phase.name for other in around):  # else that one has this time
                 self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
+            if not failed:
+                self._history.setdefault(phase.path, deque(maxlen=REMEMBERED)).append(seconds)
         if self._timeline is not None:
             details = {"failed": True} if failed else {}
             start = phase.began + self._clock_offset
@@ -101,21 +120,26 @@ class Phases:
             self._events.append("phase", {"step": self.step, "open": names})
 
 
-class _Phase:
-    """One use of `with phases(name)`."""
+class Phase:
+    """One use of `with phases(name)`. `path` has the names of the phases around it before its own."""
 
-    __slots__ = ("_phases", "began", "lane", "name", "step", "thread", "whole")
+    __slots__ = ("_phases", "began", "lane", "name", "path", "step", "thread", "whole")
 
     def __init__(self, phases: Phases, name: str, lane: str, whole: bool) -> None:
         self._phases = phases
-        self.name = name
+        self.name = self.path = name
         self.lane = lane
         self.whole = whole
         self.step = phases.step
         self.thread = threading.get_ident()
         self.began = 0.0
 
-    def __enter__(self) -> _Phase:
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.began
+
+    def __enter__(self) -> Phase:
         self.began = time.perf_counter()
         self._phases._enter(self)
         return self

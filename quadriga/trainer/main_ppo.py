@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import hydra
@@ -15,7 +15,7 @@ from quadriga.config.load import load_config
 from quadriga.config.needs import need_critic, need_reference_policy
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
-from quadriga.errors import QuadrigaError
+from quadriga.errors import QuadrigaError, WorkerError
 from quadriga.tracking.sinks import check_sinks
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
@@ -65,6 +65,11 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         if isinstance(error.cause, QuadrigaError):
             raise error.cause from None
         raise
+    except ray.exceptions.ActorDiedError as error:
+        raise WorkerError(
+            f"the process that steers the run died: {' '.join(str(error).split())}",
+            "the same command goes on after the last checkpoint; what it said last is above, and in Ray's logs",
+        ) from None
     finally:
         ray.kill(runner)
         if checked.ray_kwargs.timeline_json_file:
@@ -211,7 +216,9 @@ class TaskRunner:
                     self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
                     if found:
                         trainer.resume(found)
-                    yield trainer
+                    # A debugger stops a local run on purpose.
+                    with nullcontext() if config.trainer.executor == "local" else trainer.watchdog():
+                        yield trainer
                 finally:
                     trainer.shutdown()
 

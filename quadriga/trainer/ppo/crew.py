@@ -115,6 +115,19 @@ class Crew:
     def _learning(self) -> list[Role]:
         return [role for role in (Role.ActorRollout, Role.Critic) if role in self.groups]
 
+    def busy(self) -> list[str]:
+        """The workers that are at a call now, or do not answer, and what they do."""
+        return [one for host in self._hosts for one in host.busy()]
+
+    def stacks(self) -> list[str]:
+        """The Python stacks of every worker."""
+        return [one for host in self._hosts for one in host.stacks()]
+
+    def abandon(self, why: str) -> None:
+        """Stop all workers at their work: the driver's call to them fails with `why`."""
+        for host in self._hosts:
+            host.abandon(why)
+
     def shutdown(self) -> None:
         for host in self._hosts:
             host.shutdown()

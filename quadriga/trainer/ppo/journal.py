@@ -58,6 +58,10 @@ class Journal:
         """Tell the user something, on the terminal that started the run."""
         self.events.append("message", {"level": "info", "text": text})
 
+    def warn(self, text: str) -> None:
+        """Tell the user something that should not be."""
+        self.events.append("message", {"level": "warning", "text": text})
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.tracking.log(step, metrics)
 

@@ -37,6 +37,7 @@ from quadriga.trainer.ppo.saver import Saver
 from quadriga.trainer.ppo.scoring import SampleScores
 from quadriga.trainer.ppo.step_metrics import mean_over_ranks, throughput
 from quadriga.trainer.ppo.validation import validation_metrics
+from quadriga.trainer.ppo.watchdog import Watchdog
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
@@ -85,6 +86,7 @@ class RayPPOTrainer:
         self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
         self.step = 0
         self.generations = 0
+        self.scores: SampleScores | None = None
         self.metrics: dict[str, float] = {}
         rollout = config.actor_rollout_ref.rollout
         self.sampling = {
@@ -156,7 +158,7 @@ class RayPPOTrainer:
         scores and what else it tells. It scores a sample while others are still being generated."""
         kept: Any = RemoteBatch.put(prompts) if self.config.transfer_queue.enable else prompts
         rows = repeat_for_samples(kept, n)
-        scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
+        scores = self.scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
         self.generations += 1
         request = rows.select(["input_ids", "attention_mask"], ["uid", "epoch", "index", "sample_index"])
         request.meta_info = {
@@ -460,6 +462,17 @@ class RayPPOTrainer:
         """Seconds of the phases since the last time; they and the workers' own calls are in the timeline now."""
         self.crew.tell_calls(self.tracking.phases)
         return self.tracking.phases.take_timings()
+
+    def watchdog(self) -> Watchdog:
+        """Ends this run where it would hang."""
+        return Watchdog(
+            self.config.trainer.watchdog,
+            self.tracking.phases,
+            self.crew,
+            lambda: self.scores.pending if self.scores is not None else [],
+            self.tracking.directory.path / "stalls",
+            self.tracking.warn,
+        )
 
     def shutdown(self) -> None:
         """Stop all workers, give the pools back, and close the books."""
