@@ -65,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([figure.as_dict() for figure in figures], indent=1))
     else:
-        print_table(figures, f"{options.model} on {options.data}: {len(rows)} prompts, {options.n} each")
+        print(f"{options.model} on {options.data}: {len(rows)} prompts, {options.n} each")
+        print_table(figures)
         if options.output != "-":
             print(f"{options.output}: {len(samples)} samples")
     return 0

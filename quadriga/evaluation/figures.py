@@ -64,12 +64,12 @@ def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
     return found
 
 
-def print_table(figures: Sequence[Figure], title: str) -> None:
+def print_table(figures: Sequence[Figure]) -> None:
     """A table on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for heading in ("data source", "figure"):
         table.add_column(heading)
     for heading in ("value", "95 % interval", "prompts"):

@@ -49,11 +49,13 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
 def open_engine(options: argparse.Namespace, path: str, tokenizer: Any, longest_prompt: int) -> Any:
     """The engine that the flags describe, around the model at `path`."""
     import torch
+    from transformers.utils import logging as transformers_logging
 
     from quadriga.config.schema_models import ModelConfig
     from quadriga.models.load import load_policy
     from quadriga.rollout.registry import create_engine
 
+    transformers_logging.disable_progress_bar()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
     module = load_policy(ModelConfig(path=path), tokenizer, trainable=False).huggingface.to(device, dtype)

@@ -23,11 +23,13 @@ def run_supervised(config: Any, kind: str) -> dict[str, float]:
     """
     checked = load_supervised_config(config, SCHEMAS[kind])
     import torch.distributed as dist
+    from transformers.utils import logging as transformers_logging
 
     from quadriga.tracking.sinks import check_sinks
     from quadriga.trainer.supervised.trainer import SupervisedTrainer
 
     check_sinks(checked.trainer.logger)
+    transformers_logging.disable_progress_bar()
     device = _join_process_group(checked.trainer.device or detect_local_device(), checked.trainer.nccl_timeout)
     try:
         return SupervisedTrainer(checked, device).fit()
