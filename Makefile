@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: quickstart test test-slow lint venv clean
+.PHONY: quickstart test test-slow lint docs venv clean
 
 quickstart: $(READY)  ## set up and run the main job
 	$(BIN)/quadriga train --config-name=quickstart
@@ -20,12 +20,15 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 venv: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,tensorboard]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,docs,tensorboard]'
 	touch $@
 
 clean:

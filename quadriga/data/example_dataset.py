@@ -144,18 +144,19 @@ class ExampleDataset:
         if not len(dropped):
             return dropped
         shown = "; ".join(self.rows.where(int(index)) for index in dropped[:10])
-        what = "with nothing to learn from: their answer has no text, or none within data.max_length"
         if len(dropped) == len(self):
             raise DataError(
-                f"all {len(self)} rows are {what}={self.max_length}: {shown}",
+                f"all {len(self)} rows have nothing to learn from: their answer has no text, or none within "
+                f"data.max_length={self.max_length}: {shown}",
                 "check the keys that name the answer, or raise data.max_length",
             )
         if empty_response == "error":
             raise DataError(
-                f"{len(dropped)} of {len(self)} rows {what}={self.max_length}: {shown}",
+                f"{len(dropped)} of {len(self)} rows have nothing to learn from: their answer has no text, or none within "
+                f"data.max_length={self.max_length}: {shown}",
                 "give them an answer or remove them, raise data.max_length, or leave them out with data.empty_response=skip",
             )
-        logger.warning("left out %d of %d rows %s=%d: %s", len(dropped), len(self), what, self.max_length, shown)
+        logger.warning("left out %d of %d rows that have nothing to learn from: %s", len(dropped), len(self), shown)
         kept = np.flatnonzero(np.repeat(has_text, self.sides))
         self.tokens, self.masks = self.tokens.select(kept), self.masks.select(kept)
         self.indices = self.indices[has_text]

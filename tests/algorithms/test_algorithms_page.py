@@ -10,6 +10,7 @@ import torch
 
 from quadriga.algorithms import (
     AGGREGATION_MODES,
+    DPO_LOSSES,
     adv_estimator_names,
     compute_advantage,
     kl_estimator_names,
@@ -25,6 +26,7 @@ CHOICES = [
     *policy_loss_names(),
     *kl_estimator_names(),
     *AGGREGATION_MODES,
+    *DPO_LOSSES,
     *REJECTION_SCOPES,
     *REJECTION_STATISTICS,
 ]

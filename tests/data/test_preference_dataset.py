@@ -72,7 +72,7 @@ def test_a_bad_pair_is_named_with_file_row_and_fix(write, tokenizer, row, messag
 
 def test_a_pair_with_an_empty_side_is_left_out_as_a_whole(write, tokenizer):
     rows = [{"prompt": "a", "chosen": "x", "rejected": ""}, {"prompt": "b", "chosen": "x", "rejected": "y"}]
-    with pytest.raises(DataError, match="1 of 2 rows with nothing to learn from"):
+    with pytest.raises(DataError, match="1 of 2 rows have nothing to learn from"):
         PreferenceDataset(write(rows), tokenizer, max_length=99)
     dataset = PreferenceDataset(write(rows), tokenizer, max_length=99, empty_response="skip")
     assert (len(dataset), dataset[0]["index"]) == (1, 1)

@@ -189,22 +189,22 @@ def test_an_overlong_example_is_an_error_with_file_row_and_both_lengths(write, t
 def test_rows_without_a_target_after_truncation_are_an_error_or_left_out(write, tokenizer_without_template, caplog):
     path = write([{"prompt": "123456", "response": "2"}, {"prompt": "1", "response": "2"}])
     options = {"max_length": 4, "truncation": "right"}
-    with pytest.raises(DataError, match=r"1 of 2 rows with nothing to learn from.*, row 0") as caught:
+    with pytest.raises(DataError, match=r"1 of 2 rows have nothing to learn from.*, row 0") as caught:
         SFTDataset(path, tokenizer_without_template, **options)
     assert "data.empty_response=skip" in caught.value.fix
     with caplog.at_level(logging.WARNING):
         dataset = SFTDataset(path, tokenizer_without_template, empty_response="skip", **options)
     assert dataset.dropped_indices.tolist() == [0]
     assert [item["index"] for item in dataset] == [1]
-    assert "left out 1 of 2 rows with nothing to learn from" in caplog.text
-    with pytest.raises(DataError, match=r"all 1 rows are with nothing to learn from.*data.max_length=4"):
+    assert "left out 1 of 2 rows that have nothing to learn from" in caplog.text
+    with pytest.raises(DataError, match=r"all 1 rows have nothing to learn from.*data.max_length=4"):
         SFTDataset(path, tokenizer_without_template, max_samples=1, empty_response="skip", **options)
 
 
 @pytest.mark.parametrize("empty", ["", " ", "\n\n"])
 def test_an_answer_that_is_empty_after_templating_is_an_error_or_left_out(write, tokenizer, empty):
     rows = [{"prompt": "1+1=", "response": "2"}, {"prompt": "2+2=", "response": empty}]
-    with pytest.raises(DataError, match=r"1 of 2 rows with nothing to learn from.*, row 1"):
+    with pytest.raises(DataError, match=r"1 of 2 rows have nothing to learn from.*, row 1"):
         SFTDataset(write(rows), tokenizer, max_length=99)
     dataset = SFTDataset(write(rows), tokenizer, max_length=99, empty_response="skip")
     assert [item["index"] for item in dataset] == [0]

@@ -192,7 +192,7 @@ def test_a_lora_target_that_matches_nothing_is_named(job, tmp_path):
 def test_an_answer_without_text_stops_the_run_unless_it_may_be_skipped(job, tmp_path):
     rows = write_rows(tmp_path / "gaps.jsonl", [*ROWS[:8], {"question": "1+1=", "answer": " "}])
     gaps = {"train_files": str(rows), "val_files": None}
-    with pytest.raises(DataError, match="1 of 9 rows with nothing to learn from"):
+    with pytest.raises(DataError, match="1 of 9 rows have nothing to learn from"):
         run_sft(job(data=gaps))
     run_sft(job(data={**gaps, "empty_response": "skip"}))
 
