@@ -35,9 +35,9 @@ def prepare(folder: Path) -> None:
     words = {f"w{i}": i for i in range(JOB["vocabulary"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0", pad_token="w1", unk_token="w2").save_pretrained(
-        folder
-    )
+    named = {"eos_token": "w0", "pad_token": "w1", "unk_token": "w2"}
+    # In a folder of its own: beside a Qwen2 model it would be read as Qwen2's.
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder / "words")
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=256,
@@ -83,7 +83,7 @@ def quadriga_run(folder: Path, steps: int, turn: int, token_budget: int) -> None
                 "val_max_samples": 1,
             },
             "actor_rollout_ref": {
-                "model": {"path": str(folder)},
+                "model": {"path": str(folder), "tokenizer_path": str(folder / "words")},
                 "actor": {"optim": {"lr": 1e-6}, "ppo_max_token_len_per_gpu": token_budget},
                 "rollout": {"n": JOB["samples"], "ignore_eos": True},
             },
@@ -106,6 +106,9 @@ def times_of_quadriga(folder: Path, steps: int, turn: int, token_budget: int) ->
     arguments = [str(folder), str(steps), str(turn), str(token_budget)]
     subprocess.run([sys.executable, __file__, "--ours", *arguments], check=True, stdout=subprocess.DEVNULL)
     metrics = [json.loads(line) for line in (folder / f"run{turn}" / "metrics.jsonl").read_text().splitlines()]
+    tokens = {(m["prompt_length/mean"], m["response_length/mean"]) for m in metrics}
+    if tokens != {(JOB["prompt_tokens"], JOB["new_tokens"])}:
+        sys.exit(f"this is not the job: prompts and responses have {tokens} tokens")
     return {"gen": [m["timing_s/gen"] for m in metrics], "step": [m["timing_s/step"] for m in metrics]}
 
 

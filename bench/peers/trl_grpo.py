@@ -20,7 +20,7 @@ def main() -> None:
     folder, steps, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     transformers.logging.set_verbosity_error()
     job = json.loads(Path(folder, "job.json").read_text())
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/words")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     samples = job["prompts"] * job["samples"]
     questions = [json.loads(line)["prompt"] for line in Path(folder, "prompts.jsonl").read_text().splitlines()]
