@@ -13,6 +13,7 @@ from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
     NodeDiedError,
+    ObjectLostError,
     RayError,
     RayTaskError,
     WorkerCrashedError,
@@ -128,6 +129,11 @@ def explain(error: RayError, seats: Sequence[Seat], method: str) -> QuadrigaErro
         return WorkersDied(
             f"{who} died during {method}: {_death_detail(error)}",
             "killed by hand or by the kernel for lack of memory (see dmesg), or crashed in native code: look at its log",
+        )
+    if isinstance(error, ObjectLostError):
+        return WorkersDied(
+            f"data that {method} of {seats[0].role} needs is gone: the worker that held it has died",
+            "look at the logs of the other workers for what ended one of them",
         )
     text = ANSI.sub("", str(error))
     not_found = re.search(r"ModuleNotFoundError: (No module named '[^']+')", text)

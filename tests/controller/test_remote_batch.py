@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quadriga import DataProto
 from quadriga.controller import RayClassWithInitArgs, RayWorkerGroup
+from quadriga.controller.calls import WorkersDied
 from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_names, in_parts
 
 
@@ -86,6 +87,17 @@ def test_parts_are_small_and_make_the_whole():
     assert [len(part) for part in parts] == [3, 3, 3, 1]
     assert DataProto.concat(parts) == whole.select(["ids"], None)
     assert len(list(in_parts(whole, ["ids"], part_bytes=1))) == 1
+
+
+def test_rows_whose_holder_has_died_are_named(pool_of):
+    holders, users = (RayWorkerGroup(pool_of([2]), RayClassWithInitArgs(Rows)) for _ in range(2))
+    users.wait_ready()
+    data = DataProto.from_dict(tensors={"x": torch.zeros(4, 3)}, non_tensors={"name": ["a", "b", "c", "d"]})
+    there = holders.double(RemoteBatch.put(data))
+    holders.shutdown()
+    with pytest.raises(WorkersDied, match="data that double of Rows needs is gone"):
+        users.double(there)
+    users.shutdown()
 
 
 @pytest.mark.parametrize("rows", [6, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from quadriga.rewards.result import RewardResult
 
 POLL_S = 0.1
 """How often the workers are asked for samples that have finished."""
+REST = 4
+"""Asking a thousand workers takes a while: then it pauses for so many times as long, and the driver can do other work."""
 
 
 class SampleScores:
@@ -54,9 +57,13 @@ class SampleScores:
         over = threading.Event()
 
         def listen() -> None:
-            while not over.wait(POLL_S):
+            pause_s = POLL_S
+            while not over.wait(pause_s):
+                began = time.monotonic()
                 try:
-                    for finished in group.ask("take_finished", generation):
+                    answers = group.ask("take_finished", generation)
+                    pause_s = max(POLL_S, REST * (time.monotonic() - began))
+                    for finished in answers:
                         self.add(finished or [])
                 except QuadrigaError:
                     return  # `told` meets the same error in the driver's own thread
