@@ -43,6 +43,36 @@ def write_engine(folder: Path, step: int, keep: int | None) -> None:
         draft.write_state({"step": step})
 
 
+def write_in_background(folder: Path, step: int, keep: int | None) -> None:
+    """The same, as a run does it: copied, written by a thread of the worker, committed by one of the driver."""
+    from tiny_engine import make_engine, train
+
+    from quadriga.checkpoint.background import BackgroundWrite
+    from quadriga.checkpoint.shards import copy_engine
+    from quadriga.trainer.ppo.saver import Saver
+
+    engine = make_engine()
+    train(engine, step)
+
+    class Crew:
+        def copy_state(self) -> int:
+            self.part = copy_engine(engine)
+            return 0
+
+        def begin_writing(self, draft: Any) -> None:
+            actor = draft.folder("actor")
+            self.writer = BackgroundWrite(lambda: self.part.write(actor))
+
+        def written(self) -> list[Any]:
+            return [self.writer.state()]
+
+    saver = Saver(CheckpointStore(folder, keep), Crew(), timeout_s=60)
+    saver.start(step, {"step": step})
+    saver.step_recorded()
+    train(engine, 1, first_seed=step)  # the engine's weights move on under the writer's feet
+    saver.finish()
+
+
 def die_at(point: int, write: Callable[..., None], *arguments: Any) -> None:
     """Run `write`; SIGKILL at the given point. A point past the end lets it finish."""
     _count_points(point)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dying_writer import count_points, die_at, write_engine, write_files
+from dying_writer import count_points, die_at, write_engine, write_files, write_in_background
 from ranks import start_process
 from tiny_engine import make_engine, train, whole_state
 
@@ -45,8 +45,12 @@ def check(folder: Path, write: Callable[..., None], steps: list[int], new: int, 
     assert (found.step if found else None) in allowed
     if found is not None:
         assert found.read_state() == {"step": found.step}
-        if write is write_engine:
-            load_engine(make_engine(seed=9), found.folder("actor"))
+        if write in (write_engine, write_in_background):
+            engine, truth = make_engine(seed=9), make_engine()
+            load_engine(engine, found.folder("actor"))
+            train(truth, found.step)
+            loaded, expected = whole_state(engine), whole_state(truth)
+            assert all((loaded[name] == expected[name]).all() for name in expected)
         else:
             part = found.folder("critic") / "part_1"
             assert part.read_bytes() == random.Random(f"critic 1 {found.step}").randbytes(part.stat().st_size)
@@ -85,8 +89,9 @@ def test_sigkill_on_the_way_leaves_the_old_or_the_new_checkpoint(tmp_path, scena
     die_everywhere(tmp_path, write_files, scenario, deaths=9)
 
 
-def test_sigkill_while_a_real_engine_is_written(tmp_path):
-    die_everywhere(tmp_path, write_engine, "next, the oldest is deleted", deaths=5)
+@pytest.mark.parametrize("write", [write_engine, write_in_background])
+def test_sigkill_while_a_real_engine_is_written(tmp_path, write):
+    die_everywhere(tmp_path, write, "next, the oldest is deleted", deaths=5)
 
 
 @pytest.mark.slow
@@ -98,8 +103,9 @@ def test_sigkill_at_a_hundred_points(tmp_path, scenario):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_sigkill_at_a_hundred_points_of_a_real_engine(tmp_path):
-    die_everywhere(tmp_path, write_engine, "next, the oldest is deleted", deaths=100)
+@pytest.mark.parametrize("write", [write_engine, write_in_background])
+def test_sigkill_at_a_hundred_points_of_a_real_engine(tmp_path, write):
+    die_everywhere(tmp_path, write, "next, the oldest is deleted", deaths=100)
 
 
 @pytest.mark.slow

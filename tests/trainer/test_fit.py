@@ -297,3 +297,60 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(task, tmp_path, changes
         name = f"samples/train_{step:08d}.jsonl"
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "halves" / name).read_text()
     assert all(torch.equal(whole_weights[k], halves_weights[k]) for k in whole_weights)
+
+
+def test_a_new_adapter_is_the_same_in_every_run(train, tmp_path):
+    """Its weights are drawn, from a seed and not from the clock."""
+    changes = {
+        "algorithm": {"adv_estimator": "grpo"},
+        "actor_rollout_ref": {"model": {"lora_rank": 4}},
+        "trainer": {"total_training_steps": 2},
+    }
+    first, again = (train(**changes), train(**changes))
+    assert first[-1]["actor/grad_norm"] == again[-1]["actor/grad_norm"]
+
+
+def test_a_run_that_starts_anew_puts_the_checkpoints_of_the_former_one_aside(task, tmp_path):
+    """What `disable` has turned away must not come back with a later `auto`."""
+    directory = tmp_path / "run"
+    trainer = {"default_local_dir": str(directory), "total_training_steps": 3, "save_freq": 1}
+    base = _merged(task, {"algorithm": {"adv_estimator": "grpo"}, "trainer": trainer})
+    run_ppo(base)
+    (tmp_path / "bad.py").write_text("def bad(data_source, solution_str, ground_truth, extra_info=None):\n    1 / 0\n")
+    failing = {"custom_reward_function": {"path": str(tmp_path / "bad.py"), "name": "bad"}}
+    with pytest.raises(RewardError):
+        run_ppo(_merged(base, failing, {"trainer": {"resume_mode": "disable"}}))
+    assert not list((directory / "checkpoints").glob("global_step_*"))
+    assert (directory / "earlier" / "1" / "checkpoints" / "global_step_3" / "manifest.json").exists()
+    run_ppo(_merged(base, {"trainer": {"total_training_steps": 2}}))
+    steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2], "a new run, not the old one gone on"
+
+
+def test_a_run_that_is_stopped_early_does_not_end_well(task, tmp_path):
+    """Ctrl-C asks it to stop after the step at hand: a checkpoint is there, and the exit status says that steps are missing."""
+    from quadriga.errors import QuadrigaError
+    from quadriga.trainer.main_ppo import TaskRunner
+
+    class StopsEarly(TaskRunner):
+        @property
+        def events(self):
+            return self._events
+
+        @events.setter
+        def events(self, log):
+            append = log.append
+
+            def watch(kind, payload=None):
+                append(kind, payload)
+                if kind == "phase" and payload["open"] == ["step", "gen"] and payload["step"] == 2:
+                    self.stop()
+
+            log.append = watch
+            self._events = log
+
+    trainer = {"default_local_dir": str(tmp_path), "total_training_steps": 5}
+    config = _merged(task, {"algorithm": {"adv_estimator": "grpo"}, "trainer": trainer})
+    with pytest.raises(QuadrigaError, match="stopped after step 2 of 5"):
+        run_ppo(config, StopsEarly)
+    assert (tmp_path / "checkpoints" / "global_step_2").exists()

@@ -9,6 +9,7 @@ from typing import Any
 from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.controller.calls import WorkersDied
+from quadriga.errors import QuadrigaError
 
 Attempt = Callable[[Checkpoint | None, int], AbstractContextManager[Any]]
 """`attempt(checkpoint, restarts)`: a trainer with workers of its own that goes on from a checkpoint (None: the start)."""
@@ -37,6 +38,7 @@ def train_to_the_end(
         try:
             with attempt(found, len(deaths)) as trainer:
                 trainer.fit()
+                require_all_steps(trainer, first.step if first else 0)
                 return
         except WorkersDied as death:
             if trainer is None and not deaths:
@@ -47,6 +49,24 @@ def train_to_the_end(
         found = checkpoints.find("auto") if checkpoints.has_written else first
         place = f"after step {found.step}" if found else "from the start, for want of a checkpoint"
         say(f"{deaths[-1].what}\nrestart {len(deaths)} of at most {max_restarts}: new workers go on {place}")
+
+
+def require_all_steps(trainer: Any, begun_after: int) -> None:
+    """QuadrigaError unless every step after `begun_after` was done and recorded: a run must not end well with work undone."""
+    if trainer.config.trainer.val_only:
+        return
+    if trainer.step < trainer.total_steps:
+        raise QuadrigaError(
+            f"stopped after step {trainer.step} of {trainer.total_steps}, as asked",
+            "the same command goes on from there",
+        )
+    recorded = {line["step"] for line in trainer.tracking.directory.read_metrics()}
+    missing = [step for step in range(begun_after + 1, trainer.total_steps + 1) if step not in recorded]
+    if missing:
+        raise QuadrigaError(
+            f"{trainer.tracking.directory.metrics_file} lacks {len(missing)} steps, the first is {missing[0]}",
+            "did another program change the file? The checkpoints hold the state after every step",
+        )
 
 
 def _summary(deaths: list[WorkersDied]) -> WorkersDied:
