@@ -21,7 +21,7 @@ def load_tokenizer(path: str | os.PathLike, trust_remote_code: bool = False) -> 
     """The tokenizer; without a padding token it pads with its end-of-sequence token."""
     from transformers import AutoTokenizer
 
-    source = resolve_model_path(path)
+    source = resolve_model_path(path, tokenizer_only=True)
     with readable_load_errors(source, "a tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:

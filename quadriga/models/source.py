@@ -13,8 +13,8 @@ BUILTIN = "builtin:"
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
-def resolve_model_path(path: str | os.PathLike) -> Path | str:
-    """`builtin:NAME` → the embedded model's folder; `~` and `$VARIABLE` expanded; a folder; else a hub name as it is.
+def resolve_model_path(path: str | os.PathLike, tokenizer_only: bool = False) -> Path | str:
+    """Where the model, or with `tokenizer_only` just its tokenizer, is: `builtin:NAME` → the embedded model's folder; `~` and `$VARIABLE` expanded; a folder; else a hub name as it is.
 
     Raises:
         DataError: no such embedded model, a path that does not exist, or a folder without a model in it.
@@ -24,7 +24,7 @@ def resolve_model_path(path: str | os.PathLike) -> Path | str:
         return _builtin(text.removeprefix(BUILTIN))
     folder = Path(text)
     if folder.is_dir():
-        _check_folder(folder)
+        _check_folder(folder, ("tokenizer_config.json", "config.json") if tokenizer_only else ("config.json",))
         return folder
     if folder.exists():
         raise DataError(f"the model path {text} is a file", "give the folder that contains config.json")
@@ -58,11 +58,11 @@ def _builtin(name: str) -> Path:
     return folder
 
 
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
+def _check_folder(folder: Path, any_of: tuple[str, ...]) -> None:
+    if not any((folder / name).is_file() for name in any_of):
         inside = sorted(p.name for p in folder.iterdir())[:8]
         raise DataError(
-            f"the model folder {folder} has no config.json (it holds: {', '.join(inside) or 'nothing'})",
+            f"the model folder {folder} has no {' or '.join(any_of)} (it holds: {', '.join(inside) or 'nothing'})",
             "give the folder that save_pretrained wrote; for a checkpoint that is its huggingface/ folder",
         )
 

@@ -126,6 +126,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused(llama_folder):
         load_policy(config(llama_folder), tokenizer_of_size(120))
 
 
+def test_a_tokenizer_may_lie_in_a_folder_of_its_own(llama_folder, tmp_path):
+    load_tokenizer(llama_folder).save_pretrained(tmp_path / "alone")
+    assert not (tmp_path / "alone" / "config.json").exists()
+    assert load_tokenizer(tmp_path / "alone").get_vocab() == load_tokenizer(llama_folder).get_vocab()
+
+
 def test_a_tokenizer_without_padding_pads_with_end_of_sequence(llama_folder):
     tokenizer = load_tokenizer(llama_folder)
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
