@@ -14,7 +14,10 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
 def resolve_model_path(path: str | os.PathLike, tokenizer_only: bool = False) -> Path | str:
-    """Where the model, or with `tokenizer_only` just its tokenizer, is: `builtin:NAME` → the embedded model's folder; `~` and `$VARIABLE` expanded; a folder; else a hub name as it is.
+    """`builtin:NAME` → the embedded model's folder; `~` and `$VARIABLE` expanded; a folder; else a hub name as it is.
+
+    Args:
+        tokenizer_only: the folder need not hold a model, just its tokenizer.
 
     Raises:
         DataError: no such embedded model, a path that does not exist, or a folder without a model in it.
