@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo with critic, half batch": {"shape": "0.5B", "prompts": 64, "samples": 8, "estimator": "gae"},
     "1.5B": {"shape": "1.5B", "prompts": 128, "samples": 8},
 }
+STOP_S = 90.0
+"""A run that is told to stop gets this long: it writes a checkpoint first."""
 PHASES = ("gen", "reward", "values", "adv", "update_critic", "update_actor", "update_weights", "step")
 
 
@@ -91,8 +93,11 @@ def watch(process: subprocess.Popen, metrics: Path, steps: int, deadline: float)
             time.sleep(0.2)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.send_signal(signal.SIGTERM)  # the run ends by itself, and takes its cluster with it
+            try:
+                process.wait(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
     return round(peak, 1)
 
 
