@@ -158,10 +158,12 @@ def _check_combinations(config: Any, problems: Problems) -> None:
             problems.add(f"data.{name}_max_samples=0 leaves no rows", f"set data.{name}_max_samples=-1 for all rows")
     if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
         problems.add(f"optim.betas={optim.betas} are no AdamW betas", "give two numbers in [0, 1)")
-    if data.max_length > data.max_token_len_per_gpu:
+    budget = data.max_token_len_per_gpu
+    if isinstance(budget, str) and budget != "auto":
+        problems.add(f"data.max_token_len_per_gpu={budget} is no budget", "set a number of tokens, or auto")
+    elif isinstance(budget, int) and data.max_length > budget:
         problems.add(
-            f"data.max_token_len_per_gpu={data.max_token_len_per_gpu} has no room for one row of "
-            f"data.max_length={data.max_length} tokens",
+            f"data.max_token_len_per_gpu={budget} has no room for one row of data.max_length={data.max_length} tokens",
             f"set data.max_token_len_per_gpu={data.max_length} or more",
         )
     if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):

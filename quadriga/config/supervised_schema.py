@@ -22,7 +22,12 @@ class ExampleDataConfig:
     micro_batch_size_per_gpu: int | None = key(
         None, "rows per forward-backward pass; null: only max_token_len_per_gpu decides", unit="rows", at_least=1
     )
-    max_token_len_per_gpu: int = key(16384, "token budget of a micro-batch", unit="tokens", at_least=1)
+    max_token_len_per_gpu: int | str = key(
+        "auto",
+        "token budget of a micro-batch; auto: what fits into the GPU's memory (CPU: 16384)",
+        unit="tokens",
+        at_least=1,
+    )
     max_length: int = key(1024, "longest example, prompt and answer together", unit="tokens", at_least=2)
     truncation: str = key(
         "error", "what to do with an example over max_length", choices=("error", "left", "right", "middle")

@@ -363,7 +363,7 @@ class TrainingEngine:
                     ) from error
             # Outside the handler: the error's traceback holds the tensors of the failed pass.
             give_back_memory()
-            self.budget.halve(max(map(sizes.total, parts)), max(sizes.lengths), reason)
+            self.budget.halve(max(map(sizes.total, parts)), max(map(sizes.total, sizes.units())), reason)
 
 
 def _unpack(packed: PackedRows, values: Tensor, arguments: dict[str, Any]) -> Tensor:

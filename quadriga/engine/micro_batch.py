@@ -47,6 +47,10 @@ class RowSizes:
             return self.lengths[row]
         return self.lengths[row] - self.prompt_lengths[row]
 
+    def units(self) -> list[range]:
+        """The rows that stay together, at least one each."""
+        return [range(start, start + self.together) for start in range(0, len(self.lengths), self.together)]
+
     def total(self, rows: Sequence[int]) -> int:
         """Tokens of a micro-batch of these rows, in this order."""
         return sum(self.tokens(row, rows[i - 1] if i else None) for i, row in enumerate(rows))
@@ -83,7 +87,7 @@ def plan_micro_batches(
 
 def _plan_units(sizes: RowSizes, max_tokens: int, max_rows: int | None, at_least: int) -> list[list[int]]:
     """`plan_micro_batches` with the rows that stay together as one."""
-    units = [range(start, start + sizes.together) for start in range(0, len(sizes.lengths), sizes.together)]
+    units = sizes.units()
     as_rows = RowSizes([sizes.total(unit) for unit in units])
     max_units = None if max_rows is None else max(1, max_rows // sizes.together)
     parts = plan_micro_batches(as_rows, max_tokens, max_units, at_least)

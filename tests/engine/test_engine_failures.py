@@ -115,6 +115,15 @@ def test_a_single_row_that_does_not_fit_ends_the_run_with_advice():
     assert "gradient_checkpointing" in caught.value.fix
 
 
+def test_a_pair_that_does_not_fit_ends_the_run_too():
+    engine = TrainingEngine(tiny_policy(), optim=sgd_like())
+    data = mini_batch()
+    data = data[list(range(len(data) // 2 * 2))]
+    limit_memory(engine, 13, "forward")  # each row fits, the longest pair does not
+    with pytest.raises(WorkerError, match="out of memory"):
+        engine.train_mini_batch(data, ppo_loss(), BUDGET, rows_together=2)
+
+
 def test_another_error_in_the_model_is_not_taken_for_memory():
     engine = TrainingEngine(tiny_policy(), optim=sgd_like())
 

@@ -76,3 +76,22 @@ def test_balancing_evens_out_the_tokens_of_ranks():
 def test_rows_that_cannot_be_dealt_out_evenly_are_refused():
     with pytest.raises(DataError, match="cannot be dealt out evenly to 4 ranks"):
         balance_over_ranks([1] * 6, 4)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=20),
+    st.integers(1, 200),
+    st.none() | st.integers(1, 5),
+    st.integers(1, 6),
+)
+def test_rows_that_belong_together_are_in_one_micro_batch_in_order(pairs, max_tokens, max_rows, at_least):
+    lengths = [length for pair in pairs for length in pair]
+    parts = plan_micro_batches(RowSizes(lengths, together=2), max_tokens, max_rows, at_least)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        assert part[::2] == [row - 1 for row in part[1::2]]
+        assert all(row % 2 == 0 for row in part[::2])
+        assert len(part) <= 2 or sum(lengths[row] for row in part) <= max(max_tokens, *map(sum, pairs))
+        assert max_rows is None or len(part) <= max(2, max_rows)
+    assert len(parts) >= at_least

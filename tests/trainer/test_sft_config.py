@@ -63,6 +63,7 @@ def test_a_few_keys_are_enough_and_the_rest_has_defaults():
         ({"trainer": {"checkpoint": {"save_contents": ["sharded"]}}}, "always holds weights, optimiser"),
         ({"trainer": {"resume_mode": "resume_path"}}, "do not go together"),
         ({"data": {**COMPLETE["data"], "max_length": 99, "max_token_len_per_gpu": 50}}, "no room for one row"),
+        ({"data": {**COMPLETE["data"], "max_token_len_per_gpu": "most"}}, "set a number of tokens, or auto"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_fix(changes, message):
