@@ -32,10 +32,10 @@ def prepare(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    words = {f"w{i}": i for i in range(JOB["vocabulary"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    words = {"<eos>": 0, "<pad>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, JOB["vocabulary"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    named = {"eos_token": "w0", "pad_token": "w1", "unk_token": "w2"}
+    named = {"eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
     # In a folder of its own: beside a Qwen2 model it would be read as Qwen2's.
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder / "words")
     torch.manual_seed(0)
