@@ -33,10 +33,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def render() -> str:
-    lines = []
+    lines, every = [], sorted(set(messages()))
     for kind in KINDS:
         lines += [f"### {kind}", "", "| message | fix | raised in |", "|---|---|---|"]
-        found = sorted({m for m in messages() if m.kind == kind and m.what.strip("… ")})
+        found = [m for m in every if m.kind == kind and m.what.strip("… ")]
         lines += [f"| {_cell(m.what)} | {_cell(m.fix)} | `{m.place}` |" for m in found]
         lines.append("")
     return "\n".join(lines)

@@ -90,12 +90,26 @@ def test_words_are_known_for_every_command():
     assert all(words_of(name) for name in COMMANDS)
 
 
-def test_ctrl_c_ends_with_130_and_without_a_stack(tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("1+1=\n" * 2000)
-    arguments = ["generate", str(prompts), "--model", "builtin:arithmetic", "--ignore-eos", "--max-new-tokens", "900"]
+def long_job(kind: str, tmp_path: Path) -> list[str]:
+    """Arguments of a command that takes minutes and makes the file `out` when it has begun its work."""
+    if kind == "sft":
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text('{"question": "1+1=", "answer": "#### 2"}\n' * 64)
+        data = [f"data.train_files={rows}", "data.train_batch_size=64", "data.max_length=32"]
+        run = ["trainer.total_epochs=100000", f"trainer.default_local_dir={tmp_path / 'out'}", "trainer.device=cpu"]
+        return ["sft", "model.partial_pretrain=builtin:arithmetic", *data, *run]
+    prompts = tmp_path / "prompts.jsonl"
+    row = '{"prompt": "1+1=", "data_source": "arithmetic", "reward_model": {"ground_truth": "2"}}\n'
+    prompts.write_text(row * 2000)
+    model = ["--model", "builtin:arithmetic", "--ignore-eos", "--max-new-tokens", "900", "--n", "8"]
+    return [kind, str(prompts), *model, "--output", str(tmp_path / "out")]
+
+
+@pytest.mark.parametrize("kind", ["generate", "eval", "sft"])
+def test_ctrl_c_ends_with_130_and_without_a_stack(kind, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "quadriga", *arguments, "--n", "8", "--output", str(tmp_path / "out")],
+        [sys.executable, "-m", "quadriga", *long_job(kind, tmp_path)],
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

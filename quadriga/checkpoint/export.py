@@ -13,6 +13,7 @@ from typing import Any
 from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.disk import readable_disk_errors, require_room, sync, sync_tree
 from quadriga.checkpoint.manifest import sha256
+from quadriga.data.progress import progress_bar
 from quadriga.errors import CheckpointError
 
 PART = "huggingface"
@@ -50,12 +51,14 @@ def export_policy_of(
         require_room(target.parent, sum(entry.bytes for entry in files.values()))
         unfinished = target.with_name(f".{target.name}.tmp-{secrets.token_hex(8)}")
         try:
-            for name, entry in files.items():
-                copy = unfinished / Path(name).relative_to(PART)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(checkpoint.path / name, copy)
-                if sha256(copy) != entry.sha256:
-                    raise CheckpointError(f"the copy of {source / copy.name} differs from it", "check that disk")
+            with progress_bar("copying files", len(files)) as advance:
+                for name, entry in files.items():
+                    copy = unfinished / Path(name).relative_to(PART)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(checkpoint.path / name, copy)
+                    if sha256(copy) != entry.sha256:
+                        raise CheckpointError(f"the copy of {source / copy.name} differs from it", "check that disk")
+                    advance(1)
             if dtype is not None:
                 _convert(unfinished, dtype)
             exported = _load(unfinished, target)
@@ -110,12 +113,15 @@ def _convert(folder: Path, dtype: str) -> None:
 def _load(folder: Path, target: Path) -> Exported:
     """Load model and tokenizer with transformers, never from a pickle, never with code from the folder."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    scores = str(config.get("architectures")).endswith("ForSequenceClassification']")  # a reward model
+    auto_class: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     trust: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         AutoTokenizer.from_pretrained(folder, **trust)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class.from_pretrained(
             folder, dtype="auto", use_safetensors=True, output_loading_info=True, **trust
         )
         model, info = loaded

@@ -107,13 +107,13 @@ def _yaml_float(value: float) -> str:
     return text if "." in mantissa else f"{mantissa}.0{e}{exponent}"
 
 
-def render_markdown() -> str:
+def render_markdown(schema: type = Config) -> str:
     """Reference tables, one a section, with type, default, unit and meaning of every key."""
-    return "\n".join(_markdown_lines("", Config)) + "\n"
+    return "\n".join(_markdown_lines("", schema())) + "\n"
 
 
-def _markdown_lines(path: str, cls: type) -> Iterator[str]:
-    instance = _instance(path)
+def _markdown_lines(path: str, instance: Any) -> Iterator[str]:
+    cls = type(instance)
     keys = [d for d in fields(cls) if not is_dataclass(getattr(instance, d.name))]
     if keys:
         yield "| key | type | default | meaning |"
@@ -130,14 +130,7 @@ def _markdown_lines(path: str, cls: type) -> Iterator[str]:
             yield ""
             yield f"{spec_of(declared).doc[0].upper()}{spec_of(declared).doc[1:]}."
             yield ""
-            yield from _markdown_lines(inner, type(getattr(instance, declared.name)))
-
-
-def _instance(path: str) -> Any:
-    node: Any = Config()
-    for part in filter(None, path.split(".")):
-        node = getattr(node, part)
-    return node
+            yield from _markdown_lines(inner, getattr(instance, declared.name))
 
 
 def page_with_reference(page: str) -> str:

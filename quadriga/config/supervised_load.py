@@ -1,7 +1,7 @@
-"""Load the configuration of a supervised run, or say what is wrong with it; also writes the YAML files.
+"""Load the configuration of a supervised run, or say what is wrong with it; also writes YAML files and the reference page.
 
 python -m quadriga.config.supervised_load           # sft_trainer.yaml, rm_trainer.yaml, dpo_trainer.yaml, to standard output
-python -m quadriga.config.supervised_load --write   # the files of the checkout anew; a test holds them equal to the schemas
+python -m quadriga.config.supervised_load --write   # the files of the checkout anew; tests hold them equal to the schemas
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quadriga.config.command_line import CONFIG_DIR, FLAGS_WITH_VALUE, _parse_override
 from quadriga.config.fields import spec_of
 from quadriga.config.key_problems import HYDRA_ONLY
-from quadriga.config.render import HYDRA, _yaml_lines
+from quadriga.config.render import DOCS_PAGE, HYDRA, _yaml_lines, render_markdown
 from quadriga.config.supervised_foreign import FOREIGN
 from quadriga.config.supervised_schema import SCHEMAS, DPOConfig, SFTConfig
 from quadriga.config.typed import (
@@ -207,9 +207,25 @@ def render_supervised_yaml(schema: type) -> str:
     return "\n".join(lines) + "\n" + HYDRA
 
 
+REFERENCE_PAGE = DOCS_PAGE.with_name("supervised_configuration.md")
+_INTRODUCTION = """\
+# Configuration of sft, rm and dpo
+
+Every key of the supervised commands, written from `quadriga/config/supervised_schema.py` by
+`python -m quadriga.config.supervised_load --write`. [Supervised training](supervised.md) says how they are used.
+"""
+
+
+def render_reference_page() -> str:
+    """The whole of docs/supervised_configuration.md, a chapter a command."""
+    chapters = [f"## quadriga {name}\n\n{render_markdown(schema)}" for name, schema in SCHEMAS.items()]
+    return "\n".join([_INTRODUCTION, *chapters])
+
+
 if __name__ == "__main__":
-    for schema in SCHEMAS.values():
-        if sys.argv[1:] == ["--write"]:
+    if sys.argv[1:] == ["--write"]:
+        for schema in SCHEMAS.values():
             config_file(schema).write_text(render_supervised_yaml(schema), encoding="utf-8")
-        else:
-            sys.stdout.write(render_supervised_yaml(schema))
+        REFERENCE_PAGE.write_text(render_reference_page(), encoding="utf-8")
+    else:
+        sys.stdout.write("".join(map(render_supervised_yaml, SCHEMAS.values())))

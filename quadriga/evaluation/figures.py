@@ -21,12 +21,8 @@ class Figure:
     high: float | None
     prompts: int
 
-    @property
-    def is_share(self) -> bool:
-        return not self.name.startswith(("score/", "response_tokens"))
-
     def as_text(self) -> tuple[str, str]:
-        form = ".1%" if self.is_share else ".3f"
+        form = ".1%" if _is_share(self.name) else ".3f"
         between = "" if self.low is None or self.high is None else f"{self.low:{form}} to {self.high:{form}}"
         return f"{self.value:{form}}", between
 
@@ -56,12 +52,17 @@ def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
         lengths = [s["response_tokens"] for s in own]
         columns["response_tokens"] = [sum(lengths[at] for at in group) / len(group) for group in rows]
         for name, values in columns.items():
-            share = not name.startswith(("score/", "response_tokens"))
             per_prompt = n if "best@" not in name and "maj@" not in name else 1
-            interval = share_interval(values, per_prompt) if share else mean_interval(values)
+            is_share = _is_share(name) and all(0 <= value <= 1 for value in values)  # acc is whatever a scorer says
+            interval = share_interval(values, per_prompt) if is_share else mean_interval(values)
             low, high = interval or (None, None)
             found.append(Figure(source, name, sum(values) / len(values), low, high, len(values)))
     return found
+
+
+def _is_share(name: str) -> bool:
+    """Whether the figure is between 0 and 1."""
+    return not name.startswith(("score/", "response_tokens"))
 
 
 def print_table(figures: Sequence[Figure]) -> None:

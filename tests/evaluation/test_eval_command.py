@@ -74,6 +74,9 @@ def test_the_scorer_can_be_chosen_by_name_or_be_ones_own(tmp_path, capsys):
     assert by_name["acc/mean@1"]["prompts"] == 6
     assert "acc/mean@1" not in by_own
     assert by_own["score/mean@1"]["value"] > 1
+    own.write_text("def score(*row):\n    return {'score': 1, 'acc': 3}\n")
+    assert main([data, *MODEL, "--max-new-tokens", "2", "--scorer", f"{own}:score", "--json"]) == 0
+    assert figures(capsys)["acc/mean@1"]["value"] == 3
 
 
 def test_rows_without_ground_truth_are_named_before_a_model_is_loaded(tmp_path):

@@ -109,13 +109,15 @@ def test_the_reference_of_dpo_is_the_start_also_after_a_resume(job):
 def test_the_reward_model_folder_loads_in_transformers_and_in_quadriga(job, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    from quadriga.checkpoint.command import main as export
     from quadriga.config.schema_models import AuxModelConfig
     from quadriga.engine import TrainingEngine
     from quadriga.models.load import load_reward_model
     from quadriga.protocol import DataProto
 
     run_supervised(job(), "rm")
-    folder = tmp_path / "run" / "huggingface"
+    folder = tmp_path / "exported"
+    assert export([str(tmp_path / "run"), "--output", str(folder)]) == 0
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer(text)["input_ids"] for text in ("say aaeiou", "say xbcdfg", "say bx")]
     theirs = AutoModelForSequenceClassification.from_pretrained(folder)

@@ -6,8 +6,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from quadriga.config.supervised_load import (
+    REFERENCE_PAGE,
     config_file,
     load_supervised_config,
+    render_reference_page,
     render_supervised_yaml,
     screen_supervised_overrides,
 )
@@ -34,6 +36,14 @@ def test_yaml_files_are_rendered_from_their_schema(schema):
     values = OmegaConf.to_container(OmegaConf.load(config_file(schema)), resolve=False)
     del values["hydra"]
     assert values == default_values(schema)
+
+
+def test_the_reference_page_is_rendered_from_the_schemas():
+    if not REFERENCE_PAGE.parent.is_dir():
+        pytest.skip("needs docs/ of the checkout")
+    assert REFERENCE_PAGE.read_text(encoding="utf-8") == render_reference_page(), (
+        "run `python -m quadriga.config.supervised_load --write`"
+    )
 
 
 def test_a_few_keys_are_enough_and_the_rest_has_defaults():

@@ -10,6 +10,7 @@ from quadriga.data.prep.arithmetic import STYLES, generate_arithmetic
 from quadriga.data.prep.converters import CONVERTERS, Converter
 from quadriga.data.prep.rows import write_parquet
 from quadriga.data.prep.sources import read_splits
+from quadriga.data.progress import progress_bar
 from quadriga.errors import DataError
 
 
@@ -91,9 +92,11 @@ def _public(options: argparse.Namespace) -> dict[str, list[Row]]:
 
 def _convert(converter: Converter, examples: Sequence[Row], split: str, source: str) -> list[Row]:
     rows = []
-    for index, example in enumerate(examples):
-        try:
-            rows.append(converter.convert(example, split, index))
-        except DataError as error:
-            raise DataError(f"{source}, {split} row {index}: {error.what}", error.fix) from error
+    with progress_bar(f"{split} rows", len(examples)) as advance:
+        for index, example in enumerate(examples):
+            try:
+                rows.append(converter.convert(example, split, index))
+            except DataError as error:
+                raise DataError(f"{source}, {split} row {index}: {error.what}", error.fix) from error
+            advance(1)
     return rows
