@@ -18,7 +18,7 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 def fuse(module: nn.Module) -> int:
     """Replace what can be in `module`, in place; returns how many modules were. Call it before the weights are sharded."""
     replaced = 0
-    for parent in list(module.modules()):
+    for parent in reversed(list(module.modules())):  # the innermost first: what is replaced takes its children along
         for name, child in list(parent.named_children()):
             if (fused := _fused(child)) is not None:
                 setattr(parent, name, fused.train(child.training))
@@ -82,9 +82,9 @@ class FusedAttention(nn.Module):
         self.config, self.layer_idx, self.head_dim = attention.config, attention.layer_idx, attention.head_dim
         self.num_key_value_groups, self.scaling = attention.num_key_value_groups, attention.scaling
         self.attention_dropout, self.is_causal = attention.attention_dropout, True
-        self.sliding_window = getattr(attention, "sliding_window", None)
-        if not hasattr(attention, "sliding_window"):  # Mistral and Llama read it from the config, if at all
-            self.sliding_window = getattr(self.config, "sliding_window", None)
+        # Mistral reads it from the config, Llama has none.
+        source = self.config if "mistral" in type(attention).__module__ else attention
+        self.sliding_window = getattr(source, "sliding_window", None)
         # What it was made of, for attentions that expect one of transformers' own. Not a submodule: the children are shared.
         self.__dict__["plain"] = attention
 

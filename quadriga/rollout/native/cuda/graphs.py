@@ -86,7 +86,8 @@ class DecodeGraphs:
             self._forward(slots)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads, such as those that watch collectives, may ask the device things meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._forward(slots)
         self._pool = graph.pool()
         self.captured[rows] = (graph, slots, logits)
