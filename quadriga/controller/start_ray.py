@@ -32,6 +32,8 @@ def start_ray(ray_init: dict[str, Any]) -> None:
         # A cluster of our own, which lives as long as this process: no dashboard to start, no usage reports to send.
         arguments.setdefault("include_dashboard", False)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray would run its workers at priority 15, behind everything else; training is what this machine is here for.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(**arguments)
     except ConnectionError as error:
