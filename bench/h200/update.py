@@ -47,6 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: run this on a GPU machine")
+    torch.set_num_threads(1)  # as a worker of a run has: more only get into each other's way
     model = make_model(options.shape, torch.float32, attn_implementation=register_packed_attention()).train()
     count, config = parameters(model), model.config
     engine = TrainingEngine(PolicyModel(model), optim=OptimConfig(lr=1e-6), device="cuda")
