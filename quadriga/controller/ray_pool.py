@@ -14,6 +14,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from quadriga.controller.node_health import lost_nodes, node_lost_error
+from quadriga.controller.open_files import allow_connections
 from quadriga.controller.pool import ResourcePool
 from quadriga.controller.resources import (
     Demand,
@@ -216,12 +217,14 @@ class ResourcePoolManager:
 
     def check_resources(self) -> None:
         """ResourceError unless all pools fit the cluster together; nothing is reserved."""
+        allow_connections(self.get_n_gpus())
         self._reserve(self._new_pools())
 
     def create_resource_pool(self) -> None:
         """Check that all pools fit the cluster together, then make them. Nothing is left behind if that fails."""
         for role, home in self.mapping.items():
             self._require(role, home)
+        allow_connections(self.get_n_gpus())
         pools = self._new_pools()
         nodes = iter(self._reserve(pools))
         try:

@@ -25,7 +25,7 @@ PIECE_BYTES = 1 << 20
 """A piece holds at least so much, if there are rows enough: a row that is larger travels alone."""
 MAX_PIECES = 256
 """Pieces that one process makes of one answer at most."""
-PART_BYTES = 16 << 20
+PART_BYTES = 4 << 20
 """What `in_parts` fetches at a time."""
 FETCH_TIMEOUT_S = 600.0
 _AT_A_TIME = 32

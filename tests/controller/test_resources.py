@@ -162,3 +162,24 @@ def test_waiting_for_resources_reports_what_is_missing(ray_8):
     assert len(said) >= 2
     assert "Total available CPUs 8 is less than total desired CPUs 9" in said[0]
     assert ray.is_initialized()
+
+
+def test_the_limit_of_open_files_is_raised_for_many_workers_and_named_where_it_cannot_be():
+    code = (
+        "import resource\n"
+        "from quadriga.controller.open_files import allow_connections\n"
+        "from quadriga.errors import ResourceError\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4000))\n"
+        "allow_connections(8)\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300, 'enough already'\n"
+        "allow_connections(1000)\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2256\n"
+        "try:\n"
+        "    allow_connections(3000)\n"
+        "except ResourceError as error:\n"
+        "    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "6256 open files for 3000 workers, and may have 4000" in run.stdout
+    assert "ulimit -n" in run.stdout

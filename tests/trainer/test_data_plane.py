@@ -161,5 +161,6 @@ def test_the_driver_does_not_grow_with_the_batch(train):
         peaks = json.loads((run / "peaks.json").read_text())
         growth[name] = max(peaks["2"], peaks["3"]) - peaks["1"]
     ray.shutdown()
+    print(f"the driver grew by {growth} MB for a batch of {BATCH_BYTES >> 20} MB")
     assert growth["handles"] < 50
     assert growth["data"] > 512

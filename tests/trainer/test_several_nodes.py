@@ -46,10 +46,18 @@ def steps(run: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_ppo_over_two_raylets(cluster, tmp_path, placement):
-    run = tmp_path / "run"
-    trainer = {"placement": placement, "default_local_dir": str(run)}
-    run_ppo(OmegaConf.merge(write_task(tmp_path / "task"), TWO_NODES, {"trainer": trainer}))
-    assert len(steps(run)) == 2
+    task = write_task(tmp_path / "task")
+    losses = []
+    for in_store in (False, True):  # rows that stay in the object store are fetched from the other node's
+        run = tmp_path / f"run{in_store}"
+        changes = {
+            "trainer": {"placement": placement, "default_local_dir": str(run)},
+            "transfer_queue": {"enable": in_store},
+        }
+        run_ppo(OmegaConf.merge(task, TWO_NODES, changes))
+        losses.append([(m["actor/pg_loss"], m["critic/vf_loss"], m["critic/score/mean"]) for m in steps(run)])
+    assert len(losses[0]) == 2
+    assert losses[0] == losses[1]
 
 
 IN_TWO_NAMESPACES = """
@@ -66,7 +74,7 @@ $PYTHON -m ray.scripts.scripts start --head --node-ip-address=10.77.0.1 --port=6
 inside $PYTHON -m ray.scripts.scripts start --address=10.77.0.1:6399 --node-ip-address=10.77.0.2 --num-cpus=1
 for placement in $PLACEMENTS; do
     $PYTHON -m quadriga.trainer.main_ppo --config-path=$TASK --config-name=task +trainer.placement=$placement \\
-        trainer.default_local_dir=$TASK/$placement +ray_kwargs.ray_init.address=10.77.0.1:6399
+        trainer.default_local_dir=$TASK/$placement +transfer_queue.enable=true +ray_kwargs.ray_init.address=10.77.0.1:6399
 done
 """
 
