@@ -76,6 +76,8 @@ class RunDirectory:
             ConfigError: another process is writing to this directory.
         """
         self.lock()
+        for unfinished in (*self.path.glob(".*.tmp"), *self.samples.glob(".*.tmp")):  # of a process that was killed
+            unfinished.unlink(missing_ok=True)
         if resumed_step is None:
             self._move_earlier_run_aside()
         else:

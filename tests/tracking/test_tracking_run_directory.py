@@ -190,3 +190,21 @@ def test_a_killed_run_leaves_whole_lines_and_a_valid_timeline(tmp_path: Path) ->
     assert len(steps_of(run)) > 3
     events = json.loads(run.timeline_file.read_text())
     assert len([event for event in events if event["ph"] == "X"]) >= len(steps_of(run))
+
+
+def test_files_that_a_killed_process_did_not_finish_are_removed(tmp_path):
+    run = RunDirectory(tmp_path)
+    for folder in (run.path, run.samples):
+        (folder / ".metrics.jsonl.12.34.tmp").write_text("half a")
+    run.begin(resumed_step=3)
+    assert not list(tmp_path.rglob(".*.tmp"))
+    run.close()
+
+
+def test_a_run_that_starts_anew_moves_checkpoints_aside_too(tmp_path):
+    run = RunDirectory(tmp_path)
+    (run.checkpoints / "global_step_3").mkdir()
+    run.begin()
+    run.close()
+    assert not any(run.checkpoints.iterdir())
+    assert (tmp_path / "earlier" / "1" / "checkpoints" / "global_step_3").is_dir()
