@@ -54,7 +54,7 @@ def load_supervised_config(source: Any, schema: type) -> Any:
             combination, each with its fix.
     """
     problems = Problems()
-    user = asdict(source) if isinstance(source, schema) else _as_nested(source)
+    user = asdict(source) if type(source) is schema else _as_nested(source)
     _check_sections(user, schema, problems)
     problems.raise_if_any()
     try:

@@ -85,11 +85,15 @@ def test_two_processes_go_on_where_one_stopped(job, tmp_path):
         assert loss == pytest.approx(other_loss, abs=1e-5)
 
 
-def test_a_finished_run_does_nothing_more_and_keeps_its_model(job, tmp_path):
+def test_a_finished_run_does_nothing_more_says_so_and_keeps_its_model(job, tmp_path, capsys):
     run_sft(job("run"))
     before = result(tmp_path / "run")
-    assert run_sft(job("run")) == {}
+    capsys.readouterr()
+    assert run_sft(job("run", optim={"lr": 0.5})) == {}
     assert result(tmp_path / "run") == before
+    said = capsys.readouterr().out
+    assert "nothing is left to do" in said
+    assert "another configuration than before: optim.lr: 0.01 → 0.5" in said
 
 
 def test_old_checkpoints_are_thinned_out_and_the_newest_is_the_exported_model(job, tmp_path):
@@ -106,7 +110,7 @@ def test_old_checkpoints_are_thinned_out_and_the_newest_is_the_exported_model(jo
 def test_other_data_than_before_is_refused(job, tmp_path):
     run_sft(job("run"))
     fewer = write_rows(tmp_path / "fewer.jsonl", ROWS[:-2])
-    with pytest.raises(CheckpointError, match=r"num_rows=12, this run has num_rows=10"):
+    with pytest.raises(CheckpointError, match=r"training set is not the one that the checkpoint was made with"):
         run_sft(job("run", data={"train_files": str(fewer)}))
 
 

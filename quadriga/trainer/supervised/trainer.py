@@ -192,6 +192,14 @@ class SupervisedTrainer:
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
         self._say(f"resumed after step {self.step} of {self.total_steps} from {path}")
+        from quadriga.trainer.ppo.ray_trainer import changed_keys
+
+        if changed := changed_keys(state["config"], asdict(self.config)):
+            self._say("with another configuration than before: " + ", ".join(changed))
+        if self.step >= self.total_steps:
+            self._say(
+                "nothing is left to do; to train anew, set trainer.resume_mode=disable or another trainer.experiment_name"
+            )
 
     def export(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder."""
