@@ -54,7 +54,8 @@ def load_supervised_config(source: Any, schema: type) -> Any:
             combination, each with its fix.
     """
     problems = Problems()
-    user = asdict(source) if type(source) is schema else _as_nested(source)
+    is_typed = isinstance(source, schema)
+    user = asdict(source) if is_typed else _as_nested(source)
     _check_sections(user, schema, problems)
     problems.raise_if_any()
     try:
