@@ -113,7 +113,7 @@ def render_markdown(schema: type = Config) -> str:
 
 
 def _markdown_lines(path: str, instance: Any) -> Iterator[str]:
-    cls = type(instance)
+    cls: type = type(instance)
     keys = [d for d in fields(cls) if not is_dataclass(getattr(instance, d.name))]
     if keys:
         yield "| key | type | default | meaning |"
