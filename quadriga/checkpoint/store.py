@@ -204,7 +204,7 @@ class CheckpointStore:
         return [checkpoint for checkpoint, _ in _sorted_folders(self.folder) if checkpoint is not None]
 
     def recover(self) -> None:
-        """Finish or undo what a dead process left half-done; delete its drafts."""
+        """Finish or undo what a dead process left half-done; delete its drafts; let `latest` name the newest."""
         if not self.folder.is_dir():
             return
         left: dict[str, list[Path]] = {_DRAFT: [], _REPLACED: [], _REMOVED: []}
@@ -215,6 +215,9 @@ class CheckpointStore:
             self._restore(path)
         for path in (p for paths in left.values() for p in paths if p.exists()):
             shutil.rmtree(path, ignore_errors=True)
+        newest, latest = self.checkpoints()[:1], self.folder / LATEST
+        if newest and (not latest.exists() or latest.read_text().strip() != newest[0].path.name):
+            self._move_latest()  # it died between the two renames
 
     def _restore(self, path: Path) -> None:
         """Give a complete checkpoint its name, if the process died when the name was free."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quadriga.errors import DataError
+from quadriga.data.ragged import RaggedTokens
+from quadriga.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from quadriga.data.sampler import Sampler
@@ -50,9 +52,21 @@ class BatchLoader:
         return epoch, make_batch(self.dataset, positions, self.collate, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "sampler": self.sampler.state_dict()}
+        return {"epoch": self.epoch, "sampler": self.sampler.state_dict(), "data": self.fingerprint}
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Of the tokens of all rows; None for a dataset of another kind."""
+        tokens = getattr(self.dataset, "tokens", None)
+        return tokens.digest() if isinstance(tokens, RaggedTokens) else None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """CheckpointError if the rows are not those that the cursor was counted on."""
+        if state.get("data") != self.fingerprint:
+            raise CheckpointError(
+                "the training set is not the one that the checkpoint was made with: its tokens differ",
+                "resume with the same data files, prompt column, chat template and tokenizer, or start a new run",
+            )
         self.sampler.load_state_dict(state["sampler"])
         self.epoch = int(state["epoch"])
         self._positions = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -37,6 +38,12 @@ class RaggedTokens:
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
+
+    def digest(self) -> str:
+        """The same for the same sequences in the same order, and for no others."""
+        sha = hashlib.sha256(np.ascontiguousarray(self.flat).view(np.uint8).data)
+        sha.update(np.ascontiguousarray(self.offsets).view(np.uint8).data)
+        return sha.hexdigest()
 
     def select(self, rows: np.ndarray) -> RaggedTokens:
         return RaggedTokens.from_rows((self[row] for row in rows), self.flat.dtype.type)

@@ -17,6 +17,7 @@ from quadriga.controller.dispatch import Dispatch, register
 from quadriga.trainer.main_ppo import TaskRunner
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers import ActorRolloutRefWorker, CriticWorker
+from quadriga.workers.rollout import RolloutWorker
 
 
 def write_plan(run_directory: Path, faults: list[dict[str, Any]]) -> None:
@@ -80,11 +81,23 @@ class MortalCritic(CriticWorker):
         return super().update_critic(data)
 
 
+class MortalRollout(RolloutWorker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts):
+        meet_fate(self.config.trainer.default_local_dir, "rollout", prompts.meta_info["step"], self.rank)
+        return super().generate_sequences(prompts)
+
+
 class MortalRunner(TaskRunner):
     def add_actor_rollout_worker(self, config):
         _, group_class = super().add_actor_rollout_worker(config)
         self._add(config, Role.ActorRollout, MortalActor)
         return ActorRolloutRefWorker, group_class
+
+    def add_rollout_worker(self, config):
+        super().add_rollout_worker(config)
+        if Role.Rollout in self.role_worker_mapping:
+            self._add(config, Role.Rollout, MortalRollout)
 
     def add_critic_worker(self, config):
         super().add_critic_worker(config)

@@ -82,6 +82,22 @@ def test_a_run_whose_workers_die_again_and_again_equals_an_undisturbed_one(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_rollout_worker_in_a_pool_of_its_own_is_replaced(ray_session, task, tmp_path):
+    """Killed in the middle of generating: the run goes on, with the same tokens."""
+    pools = {"training": [1], "generation": [1]}
+    placement = {"pools": pools, "roles": {"actor_rollout": "training", "rollout": "generation"}}
+    faults = [{"method": "rollout", "step": step, "rank": 0, "after_ms": step} for step in (3, 5, 7)]
+    write_plan(tmp_path / "faulty", faults)
+    write_plan(tmp_path / "whole", [])
+    run_ppo(configuration(task, tmp_path / "whole", "grpo", 1, placement=placement), MortalRunner)
+    run_ppo(configuration(task, tmp_path / "faulty", "grpo", 1, placement=placement), MortalRunner)
+    assert faults_done(tmp_path / "faulty") == 3
+    assert restarts(tmp_path / "faulty") >= 1
+    assert_same_run(tmp_path / "whole", tmp_path / "faulty")
+
+
+@pytest.mark.slow
 def test_more_deaths_than_restarts_end_the_run_with_the_first(ray_session, task, tmp_path):
     faults = [{"method": "update_actor", "step": step, "rank": 0, "after_ms": 0} for step in (2, 3)]
     write_plan(tmp_path, faults)
