@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from quadriga.controller.call_record import CallMeter, CallRecord
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
@@ -66,7 +66,7 @@ class LocalWorkerGroup(WorkerGroup):
         os.environ.update({**dict(worker_env or {}), **_environment(device_name)})
         self._workers = {role: m.worker_class(*m.args, **m.kwargs) for role, m in self._roles.items()}
         self._closed = False
-        self._calls: list[tuple[str, str, float, float]] = []
+        self._calls: list[CallRecord] = []
         for role, member in self._roles.items():
             self.bind(member.worker_class, f"{role}_" if self._prefixed else "")
 
@@ -108,8 +108,8 @@ class LocalWorkerGroup(WorkerGroup):
         role, method = role_and_method(self._roles, self._prefixed, method)
         return [getattr(self._workers[role], method)(*args)]
 
-    def take_calls(self, timeout_s: float = 10.0) -> list[list[tuple[str, str, float, float]]]:
-        """What the worker has done since the last time: (role, method, start in seconds since 1970, seconds) of each call."""
+    def take_calls(self, timeout_s: float = 10.0) -> list[list[CallRecord]]:
+        """What the worker has done since the last time."""
         taken, self._calls[:] = self._calls[:], []
         return [taken]
 
@@ -119,10 +119,10 @@ class LocalWorkerGroup(WorkerGroup):
 
     def submit(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         role, method = role_and_method(self._roles, self._prefixed, method)
-        start, clock = time.time(), time.perf_counter()
+        meter = CallMeter(role, method)
         result = getattr(self._workers[role], method)(*args, **kwargs)
         result = asyncio.run(result) if asyncio.iscoroutine(result) else result
-        self._calls.append((role, method, start, time.perf_counter() - clock))
+        self._calls.append(meter.record())
         return result
 
     def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:

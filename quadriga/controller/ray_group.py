@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from quadriga.controller.call_record import CallRecord
 from quadriga.controller.calls import Seat, WorkersDied, WorkersLost, death_among, fetch
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
@@ -223,8 +224,8 @@ class RayWorkerGroup(WorkerGroup):
         role, method = role_and_method(self._roles, self._prefixed, method)
         return _answers([h.ask.remote(role, method, *args) for h in self._crew.handles], timeout_s)
 
-    def take_calls(self, timeout_s: float = 10.0) -> list[list[tuple[str, str, float, float]]]:
-        """What each process has done since the last time: (role, method, start in seconds since 1970, seconds) of each call."""
+    def take_calls(self, timeout_s: float = 10.0) -> list[list[CallRecord]]:
+        """What each process has done since the last time."""
         told = _answers([h.take_calls.remote() for h in self._crew.handles], timeout_s)
         return [calls or [] for calls in told]
 

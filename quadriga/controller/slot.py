@@ -14,12 +14,13 @@ import socket
 import struct
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from typing import Any
 
 import ray
+
+from quadriga.controller.call_record import CallMeter, CallRecord
 
 SIOCGIFADDR = 0x8915
 KEPT_CALLS = 4096
@@ -34,8 +35,8 @@ class Slot:
         self._port_holder: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calling_thread: int | None = None
-        self._doing: tuple[str, float] | None = None
-        self._calls: deque[tuple[str, str, float, float]] = deque(maxlen=KEPT_CALLS)
+        self._doing: CallMeter | None = None
+        self._calls: deque[CallRecord] = deque(maxlen=KEPT_CALLS)
 
     @ray.method(concurrency_group="control")
     def where(self, reserve_port: bool = False) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class Slot:
     def busy(self) -> str:
         """The call that is running, and for how long; empty when there is none."""
         doing = self._doing
-        return f"{doing[0]} for {time.perf_counter() - doing[1]:.1f} s" if doing else ""
+        return f"{doing.role}.{doing.method} for {doing.seconds:.1f} s" if doing else ""
 
     @ray.method(concurrency_group="control")
     def ask(self, role: str, method: str, *args: Any) -> Any:
@@ -82,8 +83,8 @@ class Slot:
         return getattr(self._workers[role], method)(*args)
 
     @ray.method(concurrency_group="control")
-    def take_calls(self) -> list[tuple[str, str, float, float]]:
-        """(role, method, start in seconds since 1970, seconds) of the calls that have ended since the last time."""
+    def take_calls(self) -> list[CallRecord]:
+        """The calls that have ended since the last time."""
         return [self._calls.popleft() for _ in range(len(self._calls))]
 
     def set_environment(self, variables: dict[str, str]) -> None:
@@ -101,8 +102,7 @@ class Slot:
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         self._calling_thread = threading.get_ident()
-        start, clock = time.time(), time.perf_counter()
-        self._doing = (f"{role}.{method}", clock)
+        meter = self._doing = CallMeter(role, method)
         try:
             result = getattr(self._workers[role], method)(*args, **kwargs)
             if asyncio.iscoroutine(result):
@@ -111,7 +111,7 @@ class Slot:
             return result
         finally:
             self._calling_thread = self._doing = None
-            self._calls.append((role, method, start, time.perf_counter() - clock))
+            self._calls.append(meter.record())
 
 
 def interface_of(ip: str) -> str | None:

@@ -164,6 +164,16 @@ TIMING: dict[str, Metric] = {
     "timing_s/step": Metric("the step: all of the above but validation and checkpoints", "s", ".2f"),
 }
 
+MEMORY: dict[str, Metric] = {
+    "memory/host_gb/driver": Metric(
+        "resident memory of the process that steers the run, at the end of the step", "GiB", ".2f"
+    ),
+    "memory/host_gb/<phase>": Metric("most resident memory of a worker process in a phase", "GiB", ".2f"),
+    "memory/device_gb/<phase>": Metric(
+        "most memory that a worker's tensors took on its device in a phase", "GiB", ".2f"
+    ),
+}
+
 PROGRESS: dict[str, Metric] = {
     "perf/throughput": Metric(
         "prompt and response tokens of the step per second, over all workers", "tokens/s", ",.0f", "tokens/s"
@@ -212,6 +222,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     "Rollout against trainer": ROLLOUT,
     "Validation": VALIDATION,
     "Time": TIMING,
+    "Memory": MEMORY,
     "Progress and speed": PROGRESS,
     "Supervised training (sft, rm, dpo)": SUPERVISED,
 }

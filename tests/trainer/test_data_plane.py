@@ -25,7 +25,7 @@ SHORT = {
     "trainer": {"total_training_steps": 3, "test_freq": 2, "resume_mode": "disable"},
     "actor_rollout_ref": {"rollout": {"n": 4}},
 }
-MEASURED = ("timing_s/", "perf/", "reward/seconds", "reward/queue")
+MEASURED = ("timing_s/", "perf/", "memory/", "reward/seconds", "reward/queue")
 
 
 @pytest.fixture(scope="module")

@@ -289,7 +289,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(task, tmp_path, changes
     whole, whole_weights = run("whole", 9)
     run("halves", 5)
     halves, halves_weights = run("halves", 9)
-    ignored = ("time", "timing_s/", "perf/", "reward/seconds")
+    ignored = ("time", "timing_s/", "perf/", "memory/", "reward/seconds")
     for one, two in zip(whole, halves, strict=True):
         same = {k: v for k, v in one.items() if not k.startswith(("val/", *ignored))}
         assert same == {k: v for k, v in two.items() if not k.startswith(("val/", *ignored))}
@@ -354,3 +354,20 @@ def test_a_run_that_is_stopped_early_does_not_end_well(task, tmp_path):
     with pytest.raises(QuadrigaError, match="stopped after step 2 of 5"):
         run_ppo(config, StopsEarly)
     assert (tmp_path / "checkpoints" / "global_step_2").exists()
+
+
+def test_a_run_is_not_resumed_on_other_data(task, tmp_path):
+    """As many rows as before, but other prompts: the cursor would point at something else."""
+    from tiny_policy import write_prompts
+
+    from quadriga.errors import CheckpointError
+
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    trainer = {"default_local_dir": str(tmp_path / "run"), "total_training_steps": 1}
+    config = _merged(task, {"algorithm": {"adv_estimator": "grpo"}, "trainer": trainer})
+    config["data"]["train_files"] = str(prompts)
+    run_ppo(config)
+    prompts.write_text(prompts.read_text().replace("say c0", "say d9"))
+    config["trainer"]["total_training_steps"] = 2
+    with pytest.raises(CheckpointError, match="the training set is not the one"):
+        run_ppo(config)

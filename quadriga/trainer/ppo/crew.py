@@ -13,6 +13,19 @@ from quadriga.tracking.phases import Phases
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers.base import WorkerReport
 
+PHASE_OF_METHOD = {
+    "generate_sequences": "gen",
+    "compute_rm_score": "reward",
+    "compute_log_prob": "old_log_prob",
+    "compute_ref_log_prob": "ref",
+    "compute_values": "values",
+    "push_weights": "update_weights",
+    "take_weights": "update_weights",
+    "copy_checkpoint": "save_checkpoint",
+    "write_checkpoint": "save_checkpoint",
+}
+"""Which phase of a step a worker's method belongs to, where their names differ."""
+
 
 class Crew:
     """Starts the roles in their pools and hands out their groups. The roles of a pool share its processes."""
@@ -85,12 +98,22 @@ class Crew:
         pushed = self.actor.push_weights(version)[0]
         return [pushed.echo, *self.rollout.take_weights(pushed)]
 
-    def tell_calls(self, phases: Phases) -> None:
-        """Put what the workers did since the last time into the timeline, one lane for each role and rank."""
+    def tell_calls(self, phases: Phases) -> dict[str, float]:
+        """Put what the workers did since the last time into the timeline, one lane for each role and rank.
+
+        Returns the most memory that a process held in each phase, `memory/host_gb/gen` and so on.
+        """
+        most: dict[str, float] = {}
         for host in self._hosts:
             for rank, calls in enumerate(host.take_calls()):
-                for role, method, start, seconds in calls:
-                    phases.record(method, start, seconds, lane=f"{role} {rank}")
+                for call in calls:
+                    phases.record(call.method, call.start, call.seconds, lane=f"{call.role} {rank}")
+                    phase = PHASE_OF_METHOD.get(call.method, call.method)
+                    for kind, used in (("host_gb", call.host_gb), ("device_gb", call.device_gb)):
+                        if used:
+                            name = f"memory/{kind}/{phase}"
+                            most[name] = max(most.get(name, 0.0), used)
+        return most
 
     def copy_state(self) -> int:
         """Every learning role copies its state to host memory. Returns the bytes that a checkpoint of it takes."""

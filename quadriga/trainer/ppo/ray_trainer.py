@@ -14,6 +14,7 @@ from quadriga.algorithms import make_kl_controller
 from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import need_reference_policy
 from quadriga.config.schema import Config
+from quadriga.controller.call_record import host_gb
 from quadriga.controller.ray_pool import ResourcePoolManager
 from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_names, in_parts
 from quadriga.data import create_rl_loader, validation_batches
@@ -459,9 +460,9 @@ class RayPPOTrainer:
         return self.tracking.phases(name)
 
     def timings(self) -> dict[str, float]:
-        """Seconds of the phases since the last time; they and the workers' own calls are in the timeline now."""
-        self.crew.tell_calls(self.tracking.phases)
-        return self.tracking.phases.take_timings()
+        """Seconds and memory of the phases since the last time; they and the workers' own calls are in the timeline now."""
+        memory = self.crew.tell_calls(self.tracking.phases)
+        return {**self.tracking.phases.take_timings(), **memory, "memory/host_gb/driver": host_gb()}
 
     def watchdog(self) -> Watchdog:
         """Ends this run where it would hang."""
