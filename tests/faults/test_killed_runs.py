@@ -36,7 +36,7 @@ def configuration(task: dict, folder: Path, algorithm: str, world: int) -> dict:
         "max_actor_ckpt_to_keep": 2,
         "default_local_dir": str(folder),
     }
-    ray_init = {"num_cpus": 2, "log_to_driver": False}
+    ray_init = {"address": "local", "num_cpus": 2, "log_to_driver": False}
     return merged(task, ALGORITHMS[algorithm], {"trainer": trainer, "ray_kwargs": {"ray_init": ray_init}})
 
 

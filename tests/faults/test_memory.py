@@ -21,7 +21,7 @@ def test_three_hundred_steps_grow_no_process_by_five_percent(task, tmp_path):
         "max_actor_ckpt_to_keep": 1,
         "default_local_dir": str(tmp_path / "run"),
     }
-    ray_init = {"num_cpus": 2, "log_to_driver": False}
+    ray_init = {"address": "local", "num_cpus": 2, "log_to_driver": False}
     changes = {"algorithm": {"adv_estimator": "grpo"}, "trainer": trainer, "ray_kwargs": {"ray_init": ray_init}}
     UserRun(merged(task, changes)).run()
     lines = [json.loads(line) for line in Path(tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
