@@ -114,12 +114,15 @@ def test_ctrl_c_ends_with_130_and_without_a_stack(kind, tmp_path):
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, errors
     assert "interrupted" in errors
     assert "Traceback" not in errors

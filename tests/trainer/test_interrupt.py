@@ -34,7 +34,10 @@ def test_an_interrupted_run_stops_within_seconds_and_resumes(tmp_path, how):
     _wait_for(lambda: _steps(run) and _steps(run)[-1] >= 3, first)
     began = time.monotonic()
     first.send_signal(how)
-    _, errors = first.communicate(timeout=60)
+    try:
+        _, errors = first.communicate(timeout=60)
+    finally:
+        first.kill()
     seconds = time.monotonic() - began
     assert first.returncode == 130, errors
     assert "Traceback" not in errors
