@@ -18,6 +18,7 @@ def make_engine(
     seed: int = 0, *, hidden: int = 12, layers: int = 2, tied: bool = True, lr: float = 1e-2, device: str = "cpu"
 ) -> TrainingEngine:
     """A policy with AdamW. Its sizes do not divide by the numbers of ranks, and some shards are empty."""
+    torch.set_num_threads(1)  # the same bits in every process, however many threads its parent left it
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=23,
