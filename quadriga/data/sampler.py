@@ -29,7 +29,8 @@ class Sampler(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def update(self, batch: Any) -> None:
-        """Called after each training step with its scored batch (a DataProto): a curriculum learns from it."""
+        """Called after each training step with its scored batch: a curriculum learns from it. `batch.batch["score"]` has
+        a number and `batch.non_tensor_batch["index"]` the row of the dataset, for every sample."""
 
 
 class ResumableSampler:

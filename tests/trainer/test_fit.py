@@ -202,6 +202,52 @@ def test_same_seed_same_run_other_seed_other_run(train):
     assert scores(other) != first
 
 
+CURRICULUM = '''
+class OnlyWhatWasSeenBest:
+    """File order until it knows scores; from then on the row that scored best, again and again."""
+
+    def __init__(self, data_source, data_config):
+        self.rows, self.best = len(data_source), {}
+
+    def __len__(self):
+        return self.rows
+
+    def __iter__(self):
+        for position in range(self.rows):
+            yield max(self.best, key=self.best.get) if self.best else position
+
+    def update(self, batch):
+        for index, score in zip(batch.non_tensor_batch["index"], batch.batch["score"].tolist()):
+            self.best[int(index)] = max(score, self.best.get(int(index), 0.0))
+
+    def state_dict(self):
+        return {"best": {str(k): v for k, v in self.best.items()}}
+
+    def load_state_dict(self, state):
+        self.best = {int(k): v for k, v in state["best"].items()}
+'''
+
+
+@pytest.mark.parametrize("in_store", [False, True], ids=["plain", "data plane"])
+def test_a_sampler_of_ones_own_learns_from_every_step(train, tmp_path, in_store):
+    (tmp_path / "curriculum.py").write_text(CURRICULUM)
+    train(
+        algorithm={"adv_estimator": "grpo"},
+        data={"sampler": {"class_path": str(tmp_path / "curriculum.py"), "class_name": "OnlyWhatWasSeenBest"}},
+        transfer_queue={"enable": in_store},
+        trainer={"total_training_steps": 2},
+    )
+    first, second = (
+        [
+            json.loads(line)
+            for line in (tmp_path / "run" / "samples" / f"train_0000000{k}.jsonl").read_text().splitlines()
+        ]
+        for k in (1, 2)
+    )
+    best = max(first, key=lambda row: row["score"])
+    assert {row["prompt"] for row in second} == {best["prompt"]}
+
+
 def test_a_reward_that_is_not_a_number_stops_the_run_and_names_it(train, tmp_path):
     (tmp_path / "bad.py").write_text(
         "def bad(data_source, solution_str, ground_truth, extra_info=None):\n    return float('nan')\n"

@@ -125,6 +125,7 @@ class RayPPOTrainer:
                 self.add_advantages(batch)
                 self.update(batch)
                 self.hand_over_weights()
+            self.loader.sampler.update(batch)
             if self.is_due(self.config.trainer.test_freq):
                 self.metrics |= self.validate()
             if self.is_due(self.config.trainer.save_freq) or self.stop_requested:
