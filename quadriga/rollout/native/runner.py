@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quadriga.rollout.native.attention import register_paged_attention
+from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.plan import Chunk, DecodeIndex, StepPlan, decode_index, padded
 from quadriga.rollout.native.scheduler import Batch, Scheduler
@@ -41,7 +40,7 @@ class Runner:
         """
         self.cache.copy_blocks(batch.moves)
         plan = self._plan(batch)
-        with self._borrowed():
+        with borrowed(self.module, self._attention):
             output = self.module(
                 input_ids=plan.input_ids,
                 position_ids=plan.position_ids,
@@ -68,20 +67,6 @@ class Runner:
                 first, *others = (int(self.scheduler.blocks_of(s)[-1]) for s in prefill.members)
                 pairs += [(first, other) for other in others]
         self.cache.copy_blocks(pairs)
-
-    @contextmanager
-    def _borrowed(self) -> Iterator[None]:
-        config, was_training = self.module.config, self.module.training
-        before = config._attn_implementation
-        config._attn_implementation = self._attention
-        if was_training:
-            self.module.eval()
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
-            if was_training:
-                self.module.train()
 
     def _plan(self, batch: Batch) -> StepPlan:
         scheduler, size, device = self.scheduler, self.cache.shape.block_size, self.cache.shape.device

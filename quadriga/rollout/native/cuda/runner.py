@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from quadriga.models.layout import to_device
 from quadriga.models.policy import logit_transform
+from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.cuda.attention_kernels import splits_for
 from quadriga.rollout.native.cuda.cache import CudaKVCache
 from quadriga.rollout.native.cuda.graphs import DecodeGraphs
@@ -67,7 +67,7 @@ class CudaRunner:
                 ends.append(tokens - 1)
         self.work.rows += tokens
         together = torch.from_numpy(np.stack([np.concatenate(x) for x in (ids, positions, places)])).to(device)
-        with self._borrowed():
+        with borrowed(self.module, self._attention):
             hidden = self._trunk(together[0], together[1], PrefillPass.of(self.cache, chunks, together[2]))
             return self._head(hidden[torch.tensor(ends, dtype=torch.int64).to(device)], None)
 
@@ -108,7 +108,7 @@ class CudaRunner:
         plan = DecodePass(self.cache, table, slots, places, splits)
         if self._logits is None or self._logits.shape[0] < len(slots):
             self._logits = torch.empty(len(slots), table.vocab_size, dtype=torch.float32, device=slots.device)
-        with self._borrowed():
+        with borrowed(self.module, self._attention):
             hidden = self._trunk(table.last_token[rows], position, plan)
             logits = self._head(hidden, self._logits[: len(slots)])
         self.windows |= plan.windows
@@ -138,17 +138,3 @@ class CudaRunner:
         if transform.softcap is not None:
             out.div_(transform.softcap).tanh_().mul_(transform.softcap)
         return out
-
-    @contextmanager
-    def _borrowed(self) -> Iterator[None]:
-        config, was_training = self.module.config, self.module.training
-        before = config._attn_implementation
-        config._attn_implementation = self._attention
-        if was_training:
-            self.module.eval()
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
-            if was_training:
-                self.module.train()
