@@ -140,7 +140,7 @@ def _environment(device: str) -> dict[str, str]:
         "cores": len(os.sched_getaffinity(0)),
         "noset": [],
         "accelerator_ids": {},
-        "environment": set(os.environ),
+        "chosen_interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
     (variables,) = rank_environments([place], device, "")
     return {**variables, "WG_BACKEND": "local"}

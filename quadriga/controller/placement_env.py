@@ -56,8 +56,10 @@ def rank_environments(
             threads = str(max(1, place["cores"] // max(local_size, (node_slots or {}).get(nodes[rank], 0))))
             variables.update(dict.fromkeys(THREAD_VARIABLES, threads))
         # Left to itself, gloo asks for the host's name, which on many machines means 127.0.0.1 or nothing at all.
+        # The user's own choice stands, except loopback between nodes: it can connect no two of them, and is inherited
+        # wherever Ray was started by a process that once ran a group alone.
         interface = "lo" if one_node else place["interface"]
-        if interface and "GLOO_SOCKET_IFNAME" not in place["environment"]:
+        if interface and place["chosen_interface"] in (None, "", "lo"):
             variables["GLOO_SOCKET_IFNAME"] = interface
         environments.append(variables)
     return environments

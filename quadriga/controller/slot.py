@@ -55,7 +55,7 @@ class Slot:
             "actor_id": context.get_actor_id(),
             "accelerator_ids": context.get_accelerator_ids(),
             "cores": len(os.sched_getaffinity(0)),
-            "environment": set(os.environ),
+            "chosen_interface": os.environ.get("GLOO_SOCKET_IFNAME"),
             "noset": [n for n in os.environ if n.startswith("RAY_EXPERIMENTAL_NOSET_") and os.environ[n]],
             "port": self._port_holder.getsockname()[1] if self._port_holder else None,
         }

@@ -185,7 +185,7 @@ def test_device_number_follows_ray_where_all_devices_are_visible():
             "node_ip": "10.0.0.1",
             "port": 1,
             "cores": 8,
-            "environment": set(),
+            "chosen_interface": None,
             "noset": noset,
             "accelerator_ids": {"GPU": ids},
         }
@@ -195,6 +195,18 @@ def test_device_number_follows_ray_where_all_devices_are_visible():
     shared = rank_environments([place(["5"], ["x"]), place(["6"], ["x"])], "cuda", "")
     assert [e["LOCAL_RANK"] for e in shared] == ["5", "6"]
     assert [e["RAY_LOCAL_RANK"] for e in shared] == ["0", "1"]
+
+
+@pytest.mark.parametrize(("inherited", "used"), [(None, "eth0"), ("lo", "eth0"), ("ib0", None)])
+def test_between_nodes_the_collectives_take_the_interface_of_the_node_unless_another_was_chosen(inherited, used):
+    """Loopback is no choice between nodes: it is what a process that ran a group alone passes on."""
+    from quadriga.controller.placement_env import rank_environments
+
+    places = [
+        {"node_id": n, "node_ip": n, "port": 1, "cores": 8, "interface": "eth0", "chosen_interface": inherited}
+        for n in ("10.0.0.1", "10.0.0.2")
+    ]
+    assert [e.get("GLOO_SOCKET_IFNAME") for e in rank_environments(places, "cpu", "")] == [used, used]
 
 
 def test_a_group_needs_a_pool_or_names():
