@@ -16,7 +16,7 @@ from quadriga.controller.calls import Seat, WorkersDied, WorkersLost, death_amon
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
-from quadriga.controller.ray_pool import RayResourcePool
+from quadriga.controller.ray_pool import Bundle, RayResourcePool
 from quadriga.controller.resources import RESOURCE_OF_DEVICE
 from quadriga.controller.slot import SlotActor
 from quadriga.errors import ConfigError, QuadrigaError, ResourceError, WorkerError
@@ -38,6 +38,7 @@ class _Crew:
     handles: list[Any]
     names: list[str]
     seats: list[Seat]
+    environments: list[dict[str, str]] = field(default_factory=list)
     master: tuple[str, int] | None = None
     building: list[Any] = field(default_factory=list)
     ready: bool = False
@@ -87,10 +88,10 @@ class RayWorkerGroup(WorkerGroup):
         self._roles, self._prefixed = roles_of(ray_cls_with_init)
         self._label = "+".join(self._roles)
         self.name_prefix = name_prefix if name_prefix is not None else f"{secrets.token_hex(3)}_"
-        self._pool = resource_pool
+        self._pool, self._detached = resource_pool, detached
         if resource_pool is not None:
             self.device_name = device_name or resource_pool.device
-            self._crew = self._start_processes(resource_pool, detached)
+            self._crew = self._start_processes(resource_pool)
         else:
             self.device_name = device_name or "cpu"
             self._crew = self._attach(list(worker_names or ()))
@@ -141,18 +142,11 @@ class RayWorkerGroup(WorkerGroup):
         places = self._await(
             [h.where.remote(reserve_port=rank == 0) for rank, h in enumerate(crew.handles)], "its start"
         )
-        crew.seats = [
-            replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
-            for seat, place in zip(crew.seats, places)
-        ]
+        crew.seats = [_seated(seat, place) for seat, place in zip(crew.seats, places)]
         node_slots = self._pool.node_slots if self._pool is not None else None
-        environments = rank_environments(places, self.device_name, self.name_prefix, node_slots)
-        crew.master = (environments[0]["MASTER_ADDR"], int(environments[0]["MASTER_PORT"]))
-        for handle, environment in zip(crew.handles, environments):
-            handle.set_environment.remote({**self.worker_env, **environment})
-        for role, member in self._roles.items():
-            shared = ray.put((member.args, member.kwargs)) if member.args or member.kwargs else None
-            crew.building.append([h.build.remote(role, member.worker_class, shared) for h in crew.handles])
+        crew.environments = rank_environments(places, self.device_name, self.name_prefix, node_slots)
+        crew.master = (crew.environments[0]["MASTER_ADDR"], int(crew.environments[0]["MASTER_PORT"]))
+        crew.building = self._build(range(len(crew.handles)))
 
     def wait_ready(self) -> None:
         """Wait until every worker is constructed.
@@ -165,6 +159,23 @@ class RayWorkerGroup(WorkerGroup):
             self._await(self._crew.building[0], "its construction")
             self._crew.building.pop(0)
         self._crew.ready = not self._crew.lost
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """End these workers' processes, start new ones in their slots, and construct their workers.
+
+        For workers without collectives, which a new member could not join, and of the whole slot: a group made by `spawn`
+        replaces the workers of all its roles. If a new one does not start, the group is unusable, as after any death.
+        """
+        host = self._parent or self
+        crew, bundles = host._crew, host._pool.bundles() if host._pool is not None else []
+        for rank in ranks:
+            ray.kill(crew.handles[rank], no_restart=True)
+            crew.names[rank], crew.handles[rank] = host._start_process(bundles[rank], secrets.token_hex(3))
+        places = host._await([crew.handles[rank].where.remote() for rank in ranks], "its start", ranks=ranks)
+        for rank, place in zip(ranks, places):
+            crew.seats[rank] = _seated(crew.seats[rank], place)
+        for building in host._build(ranks):
+            host._await(building, "its construction", ranks=ranks)
 
     def spawn(self, prefix_set: Iterable[Any]) -> dict[str, RayWorkerGroup]:
         """A group for each role of a colocated one, sharing its processes; methods lose their role prefix."""
@@ -251,35 +262,48 @@ class RayWorkerGroup(WorkerGroup):
 
     _parent: RayWorkerGroup | None = None
 
-    def _start_processes(self, pool: RayResourcePool, detached: bool) -> _Crew:
+    def _start_processes(self, pool: RayResourcePool) -> _Crew:
+        names, handles = zip(*[self._start_process(bundle) for bundle in pool.bundles()])
+        seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
+        return _Crew(list(handles), list(names), seats)
+
+    def _start_process(self, bundle: Bundle, suffix: str = "") -> tuple[str, Any]:
+        """Name and handle of a new process in a slot."""
+        pool = self._pool
+        assert pool is not None
         share = 1 / pool.max_colocate_count
         accelerator = RESOURCE_OF_DEVICE[pool.device]
         resources = dict(self._members.additional_resources)
         if accelerator not in (None, "GPU"):
             resources[str(accelerator)] = share
-        handles, names = [], []
-        bundles = pool.bundles()
-        for bundle in bundles:
-            name = f"{self.name_prefix}{self._label}_{bundle.group_number}:{bundle.index}"
-            options: dict[str, Any] = {
-                "num_cpus": pool.cpus_per_slot * share,
-                "num_gpus": share if accelerator == "GPU" else 0,
-                "resources": resources or None,
-                "name": name,
-                "lifetime": "detached" if detached else None,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, bundle.index, True),
-                **self._members.options,
-            }
-            names.append(name)
-            try:
-                handles.append(SlotActor.options(**options).remote())
-            except ValueError as error:
-                raise ResourceError(
-                    f"a worker of {self._label} does not fit into a slot of its pool: {error}",
-                    "slots hold CPUs and one device; ask for what they have, or give the pool an accelerator_type",
-                ) from None
-        seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
-        return _Crew(handles, names, seats)
+        name = f"{self.name_prefix}{self._label}_{bundle.group_number}:{bundle.index}{suffix}"
+        options: dict[str, Any] = {
+            "num_cpus": pool.cpus_per_slot * share,
+            "num_gpus": share if accelerator == "GPU" else 0,
+            "resources": resources or None,
+            "name": name,
+            "lifetime": "detached" if self._detached else None,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, bundle.index, True),
+            **self._members.options,
+        }
+        try:
+            return name, SlotActor.options(**options).remote()
+        except ValueError as error:
+            raise ResourceError(
+                f"a worker of {self._label} does not fit into a slot of its pool: {error}",
+                "slots hold CPUs and one device; ask for what they have, or give the pool an accelerator_type",
+            ) from None
+
+    def _build(self, ranks: Sequence[int]) -> list[list[Any]]:
+        """Let processes construct their workers, one list of pending answers for each role."""
+        crew = self._crew
+        for rank in ranks:
+            crew.handles[rank].set_environment.remote({**self.worker_env, **crew.environments[rank]})
+        building = []
+        for role, member in self._roles.items():
+            shared = ray.put((member.args, member.kwargs)) if member.args or member.kwargs else None
+            building.append([crew.handles[r].build.remote(role, member.worker_class, shared) for r in ranks])
+        return building
 
     def _attach(self, names: list[str]) -> _Crew:
         try:
@@ -289,21 +313,25 @@ class RayWorkerGroup(WorkerGroup):
         crew = _Crew(handles, names, [Seat(self._label, rank, len(names)) for rank in range(len(names))])
         self._crew = crew
         places = self._await([h.where.remote() for h in handles], "attaching", self.start_timeout_s)
-        crew.seats = [
-            replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
-            for seat, place in zip(crew.seats, places)
-        ]
+        crew.seats = [_seated(seat, place) for seat, place in zip(crew.seats, places)]
         crew.ready = True
         return crew
 
-    def _await(self, pending: list[Any], what: str, timeout_s: float | None = None) -> list[Any]:
-        """Answers in rank order; a loss, or ranks that stay stuck after another one raised, ends the group."""
+    def _await(
+        self, pending: list[Any], what: str, timeout_s: float | None = None, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Answers in rank order (of all ranks, or `ranks`); a loss, or ranks that stay stuck after another one raised, ends
+        the group."""
         starting = timeout_s is None
+
+        def who() -> list[Seat]:
+            return self.seats if ranks is None else [self.seats[rank] for rank in ranks]
+
         try:
             if starting:
                 limit_s, waited_s = self.start_timeout_s, self._watch_nodes(pending)
-                return fetch(pending, self._who, what, limit_s, self._doing, "controller.start_timeout_s", waited_s)
-            return fetch(pending, self._who, what, timeout_s, self._doing)
+                return fetch(pending, who, what, limit_s, self.doing, "controller.start_timeout_s", waited_s)
+            return fetch(pending, who, what, timeout_s, self.doing)
         except QuadrigaError as error:
             if self._crew.abandoned:
                 raise WorkersDied(self._crew.abandoned) from None
@@ -331,10 +359,8 @@ class RayWorkerGroup(WorkerGroup):
                 break  # the caller asks again, and explains it
         return time.monotonic() - began
 
-    def _who(self) -> list[Seat]:
-        return self.seats
-
-    def _doing(self, rank: int) -> str:
+    def doing(self, rank: int) -> str:
+        """Where the call that a worker is busy with stands, as the end of its Python stack."""
         try:
             return ray.get(self._crew.handles[rank].stacks.remote(only_call=True), timeout=3)
         except ray.exceptions.RayError:
@@ -344,6 +370,10 @@ class RayWorkerGroup(WorkerGroup):
 _SHARED_BY_SPAWN = frozenset(
     {"_crew", "world_size", "device_name", "worker_env", "name_prefix", "start_timeout_s", "call_timeout_s", "_members"}
 )
+
+
+def _seated(seat: Seat, place: Mapping[str, Any]) -> Seat:
+    return replace(seat, **{k: place[k] for k in ("node_ip", "node_id", "pid", "actor_id")})
 
 
 def _answers(pending: list[Any], timeout_s: float) -> list[Any]:

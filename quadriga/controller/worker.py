@@ -104,8 +104,7 @@ class Worker:
         """
         import torch
 
-        if self._device != "cpu":
-            getattr(torch, self._device).set_device(self._local_rank)
+        self.use_own_device()
         if torch.distributed.is_initialized():
             return
         torch.distributed.init_process_group(
@@ -115,6 +114,13 @@ class Worker:
             world_size=self._world_size,
             timeout=timedelta(seconds=timeout_s),
         )
+
+    def use_own_device(self) -> None:
+        """Let torch use the device of this worker's slot."""
+        import torch
+
+        if self._device != "cpu":
+            getattr(torch, self._device).set_device(self._local_rank)
 
     def register_dispatch_info(self, mesh_name: str, dp_rank: int, is_collect: bool = True) -> None:
         """Tell the group this worker's data-parallel rank in a mesh, and whether its answer is one to keep."""

@@ -153,6 +153,9 @@ TIMING: dict[str, Metric] = {
     "timing_s/adv": Metric("advantages", "s", ".2f", "advantages"),
     "timing_s/update_critic": Metric("update of the critic", "s", ".2f", "update critic"),
     "timing_s/update_actor": Metric("update of the actor", "s", ".2f", "update actor"),
+    "timing_s/replace_rollout": Metric(
+        "a new rollout engine in place of one that died; absent otherwise", "s", ".2f", "new engine"
+    ),
     "timing_s/update_weights": Metric("new weights to the rollout engine", "s", ".2f", "weights"),
     "timing_s/testing": Metric("validation", "s", ".2f", "validation"),
     "timing_s/save_checkpoint": Metric(
@@ -186,6 +189,9 @@ PROGRESS: dict[str, Metric] = {
         "batches generated for the step, with algorithm.filter_groups", "batches", ".0f"
     ),
     "training/restarts": Metric("times that this process has replaced dead workers so far", "restarts", ".0f"),
+    "training/samples_generated_again": Metric(
+        "samples so far that a new rollout engine generated in place of one that died", "samples", ",.0f"
+    ),
     "training/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
 }
 

@@ -169,7 +169,7 @@ class TaskRunner:
         from quadriga.tracking.run_directory import RunDirectory
         from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
-        from quadriga.trainer.ppo.restarts import train_to_the_end
+        from quadriga.trainer.ppo.restarts import Restarts, train_to_the_end
         from quadriga.trainer.report import describe_workers
 
         actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
@@ -190,11 +190,11 @@ class TaskRunner:
         checkpoints = CheckpointStore(directory.checkpoints, config.trainer.max_actor_ckpt_to_keep)
 
         @contextmanager
-        def attempt(found: Any, restarts: int) -> Iterator[RayPPOTrainer]:
+        def attempt(found: Any, restarts: Restarts) -> Iterator[RayPPOTrainer]:
             """All that a run consists of, made anew, at the step of the checkpoint `found`."""
-            resumed_step = found.step if found else -1 if restarts else None
+            resumed_step = found.step if found else -1 if restarts.deaths else None
             pools = self.init_resource_pool_mgr(config)
-            if restarts:  # the slots of the workers that are gone come back a little later
+            if restarts.deaths:  # the slots of the workers that are gone come back a little later
                 pools.wait_s = max(pools.wait_s, RESTART_WAIT_S)
             with open_pool(config) as pool:
                 function = load_reward_manager(config, tokenizer, 0, pool=pool)
@@ -224,7 +224,7 @@ class TaskRunner:
 
         try:
             found = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
-            train_to_the_end(attempt, checkpoints, found, config.trainer.max_restarts, self.say)
+            train_to_the_end(attempt, checkpoints, found, Restarts(config.trainer.max_restarts, self.say))
         finally:
             directory.unlock()
 

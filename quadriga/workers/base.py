@@ -52,6 +52,9 @@ class RunWorker(Worker):
         role: the part it plays, as `str(Role)`.
     """
 
+    has_collectives = True
+    """Whether its ranks talk to each other. One of those that do not can be replaced alone."""
+
     def __init__(self, config: Config, role: str) -> None:
         super().__init__()
         enter_callers_folder()
@@ -59,14 +62,31 @@ class RunWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join(self) -> WorkerReport:
-        """Join the collectives and prove it: every rank must hear of every other."""
+        """Get ready. Where the ranks have collectives, join them and prove it: every rank must hear of every other."""
         import torch
-        import torch.distributed as dist
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
         # What is drawn from the global stream (a new adapter's weights) is the same on every rank and in every run.
         torch.manual_seed(self.config.data.seed)
+        self.use_own_device()
+        backend = self._connect() if self.has_collectives else "no collectives"
+        return WorkerReport(
+            role=self.role,
+            rank=self.rank,
+            world_size=self.world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=self.device_name,
+            collectives=backend,
+            threads=torch.get_num_threads(),
+        )
+
+    def _connect(self) -> str:
+        """Join the collectives; returns what carries them."""
+        import torch
+        import torch.distributed as dist
+
         self.init_process_group(self.config.actor_rollout_ref.nccl_timeout)
         ranks = torch.tensor([self.rank], device=None if self.device_name == "cpu" else self.device_name)
         dist.all_reduce(ranks)
@@ -75,16 +95,7 @@ class RunWorker(Worker):
                 f"the collectives of {self.role} do not connect its {self.world_size} ranks: their numbers add up to {int(ranks)}",
                 "check that DIST_INIT_METHOD, where set, is the same for all ranks and free for this run",
             )
-        return WorkerReport(
-            role=self.role,
-            rank=self.rank,
-            world_size=self.world_size,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            device=self.device_name,
-            collectives=dist.get_backend(),
-            threads=torch.get_num_threads(),
-        )
+        return dist.get_backend()
 
     @register(dispatch_mode=Dispatch.RANK_ZERO, materialize_futures=False)
     def compute(

@@ -8,9 +8,9 @@ from typing import Any
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.protocol import DataProto
-from quadriga.rollout.interface import WeightsEcho
+from quadriga.rollout.interface import Completion, WeightsEcho
 from quadriga.workers.base import RunWorker
-from quadriga.workers.rollout_rows import longest, requests_of, rows_of
+from quadriga.workers.rollout_rows import FinishedSample, longest, requests_of, rows_of
 from quadriga.workers.weight_push import PushedWeights, pulled
 
 
@@ -23,7 +23,7 @@ class GeneratingWorker(RunWorker):
         super().__init__(config, role)
         self.policy_config = config.actor_rollout_ref
         self._generation = 0
-        self._finished: deque[tuple[str, int, list[int]]] = deque()
+        self._finished: deque[Completion] = deque()
 
     def load_tokenizer(self) -> Any:
         from quadriga.models.load import load_tokenizer
@@ -82,34 +82,43 @@ class GeneratingWorker(RunWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """A response for every row. meta_info: `sampling` (arguments of SamplingParams), `step`, `version` of the weights,
-        and `generation`, the number under which `take_finished` tells of samples meanwhile."""
+        and `generation`, the number under which `take_finished` tells of samples meanwhile. Samples that are in its
+        `finished`, from a worker that has died since, are taken as they are."""
         import torch
 
-        from quadriga.engine.sharding import max_over_ranks
         from quadriga.rollout.sampling import SamplingParams
 
         meta = prompts.meta_info
         params = SamplingParams(**meta["sampling"])
-        requests = requests_of(prompts, params, meta["step"])
+        completions = [sample.as_completion() for sample in meta.get("finished", ())]
+        requests = requests_of(prompts, params, meta["step"], {(c.request_id, c.sample_index) for c in completions})
         self._finished.clear()
         self._generation = meta["generation"]
-        completions = []
         self.rollout.wake()
         with torch.no_grad():
             for completion in self.rollout.generate(requests, expected_version=meta["version"]):
                 completions.append(completion)
-                self._finished.append((completion.request_id, completion.sample_index, completion.token_ids))
+                self._finished.append(completion)
         if self.frees_cache:
             self.rollout.sleep()
-        width = max_over_ranks(longest(completions), torch.device(self.device_name))
         truncated = params.top_p < 1 or params.top_k > 0
-        return rows_of(prompts, completions, width, self.pad_token_id, truncated)
+        return rows_of(prompts, completions, self.width_of_all(longest(completions)), self.pad_token_id, truncated)
 
-    def take_finished(self, generation: int) -> list[tuple[str, int, list[int]]]:
-        """(uid, sample index, token ids) of the samples that have finished since the last time; asked while generating."""
+    def width_of_all(self, own: int) -> int:
+        """To what width this rank pads its responses, the longest of which has `own` tokens."""
+        import torch
+
+        from quadriga.engine.sharding import max_over_ranks
+
+        return max_over_ranks(own, torch.device(self.device_name))
+
+    def take_finished(self, generation: int) -> list[FinishedSample]:
+        """The samples that have finished since the last time; asked while generating."""
         if generation != self._generation:
             return []  # it has not begun yet
-        return [self._finished.popleft() for _ in range(len(self._finished))]
+        # Only a worker without collectives can be replaced alone, so that its finished samples are of further use.
+        with_log_probs = not self.has_collectives
+        return [FinishedSample.of(self._finished.popleft(), with_log_probs) for _ in range(len(self._finished))]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
@@ -121,7 +130,16 @@ class GeneratingWorker(RunWorker):
 
 
 class RolloutWorker(GeneratingWorker):
-    """A rollout engine away from the actor, in a pool of its own; its weights are pushed to it."""
+    """A rollout engine away from the actor, in a pool of its own; its weights are pushed to it.
+
+    Its ranks know nothing of each other, so that one that dies can be replaced while the others go on.
+    """
+
+    has_collectives = False
+
+    def width_of_all(self, own: int) -> int:
+        """Its own: who puts the rows of several engines together pads them alike."""
+        return own
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:

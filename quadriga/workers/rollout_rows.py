@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from quadriga.protocol import DataProto
@@ -15,8 +16,37 @@ REPEAT_SHIFT = 40
 """A row that a sampler draws twice into one batch ("epoch:index#k") gets its own random numbers through these bits."""
 
 
-def requests_of(prompts: DataProto, params: SamplingParams, step: int) -> list[Request]:
-    """One request per prompt; its samples are the rows that carry the same uid.
+class FinishedSample(NamedTuple):
+    """A sample on its way to the driver, while others are still being generated."""
+
+    uid: str
+    sample_index: int
+    token_ids: np.ndarray
+    """`[R]` int32"""
+    log_probs: np.ndarray
+    """`[R]` float32, of the distribution that was sampled from; `[0]` where they are not needed."""
+    full_log_probs: np.ndarray
+    """`[R]` float32, of softmax(logits / temperature); `[0]` where they are not needed."""
+    finish_reason: str
+    version: int
+
+    @classmethod
+    def of(cls, done: Completion, with_log_probs: bool) -> FinishedSample:
+        """With log-probs it has all that a row is made of; without them, what scoring needs."""
+        both = (done.log_probs, done.full_log_probs) if with_log_probs else ([], [])
+        log_probs, full = (np.array(values, np.float32) for values in both)
+        ids = np.array(done.token_ids, np.int32)
+        return cls(done.request_id, done.sample_index, ids, log_probs, full, done.finish_reason, done.version)
+
+    def as_completion(self) -> Completion:
+        ids, log_probs, full = (v.tolist() for v in (self.token_ids, self.log_probs, self.full_log_probs))
+        return Completion(self.uid, (0, 0), self.sample_index, ids, log_probs, full, self.finish_reason, self.version)
+
+
+def requests_of(
+    prompts: DataProto, params: SamplingParams, step: int, done: Collection[tuple[str, int]] = ()
+) -> list[Request]:
+    """One request per prompt; its samples are the rows that carry the same uid, less those (uid, sample) that are `done`.
 
     `prompts` has `input_ids`, `attention_mask` `[B, P]` (padded left) and the columns uid, epoch, index, sample_index.
     """
@@ -25,8 +55,10 @@ def requests_of(prompts: DataProto, params: SamplingParams, step: int) -> list[R
     samples: dict[str, list[int]] = {}
     first_row: dict[str, int] = {}
     for row, uid in enumerate(columns["uid"]):
-        first_row.setdefault(uid, row)
-        samples.setdefault(uid, []).append(int(columns["sample_index"][row]))
+        sample = int(columns["sample_index"][row])
+        if (uid, sample) not in done:
+            first_row.setdefault(uid, row)
+            samples.setdefault(uid, []).append(sample)
     return [
         Request(
             request_id=uid,

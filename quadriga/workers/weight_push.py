@@ -6,13 +6,14 @@ costs one copy of the weights in host memory of each node that takes part, and n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from quadriga.controller import object_store
+from quadriga.errors import WorkerError
 from quadriga.protocol import deserialize_single_tensor, serialize_single_tensor
 from quadriga.rollout.interface import WeightsEcho
 from quadriga.rollout.native.weights import checksum
@@ -44,6 +45,15 @@ def push(version: int, weights: Iterable[tuple[str, Tensor]], bucket_bytes: int 
     if bucket:
         buckets.append(object_store.put(bucket))
     return PushedWeights(WeightsEcho(version, total % (1 << 64)), buckets)
+
+
+def require_held(echoes: Sequence[WeightsEcho], version: int) -> None:
+    """WorkerError unless all that were to take the weights, and who pushed them, say the same: this version, these numbers."""
+    if {e.version for e in echoes} != {version} or len({e.checksum for e in echoes}) != 1:
+        raise WorkerError(
+            f"step {version}: the rollout engines do not hold version {version} of the weights: {echoes}",
+            "this is a fault of the weight hand-over, not of your configuration: please report it",
+        )
 
 
 def pulled(pushed: PushedWeights) -> Iterator[tuple[str, Tensor]]:

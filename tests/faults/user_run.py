@@ -14,7 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-TIMED = ("time", "timing_s/", "perf/", "memory/", "reward/seconds", "training/restarts")
+TIMED = (
+    "time",
+    "timing_s/",
+    "perf/",
+    "memory/",
+    "reward/seconds",
+    "training/restarts",
+    "training/samples_generated_again",
+)
 """Metrics that no two runs have in common."""
 
 

@@ -25,7 +25,7 @@ class Crew:
     def stacks(self):
         return ["actor rank 0 of 2\nin wait", "actor rank 1 of 2\nin generate_sequences"]
 
-    def abandon(self, why):
+    def abandon(self, why, phase):
         self.reason = why
         self.abandoned.set()
 

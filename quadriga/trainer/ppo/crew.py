@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quadriga.checkpoint.background import WriteState
@@ -10,8 +10,11 @@ from quadriga.config.schema import Config
 from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
 from quadriga.rollout.interface import WeightsEcho
 from quadriga.tracking.phases import Phases
+from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.trainer.ppo.role import Role
+from quadriga.trainer.ppo.rollout_pool import RolloutPool
 from quadriga.workers.base import WorkerReport
+from quadriga.workers.weight_push import PushedWeights
 
 PHASE_OF_METHOD = {
     "generate_sequences": "gen",
@@ -38,6 +41,8 @@ class Crew:
         self.pools = resource_pool_manager
         self.worker_group_cls = worker_group_cls
         self.groups: dict[Role, Any] = {}
+        self.engines: RolloutPool | None = None
+        """Who generates, where that is done apart from training and on Ray; see `use_engines_apart`."""
         self._hosts: list[Any] = []
 
     def start(self) -> list[WorkerReport]:
@@ -69,6 +74,13 @@ class Crew:
         for pending in [group.start("init_model", total_steps) for group in self.groups.values()]:
             pending.get()
 
+    def use_engines_apart(self, phase: Callable[[str], Any], restarts: Restarts) -> None:
+        """Where generation has a pool of its own on Ray, call its workers one by one and replace those that die."""
+        if Role.Rollout in self.groups and self.config.trainer.executor == "ray":
+            pool = self.pools.mapping[Role.Rollout]
+            alone = list(self.pools.mapping.values()).count(pool) == 1
+            self.engines = RolloutPool(self.rollout, self.push_weights, phase, restarts, alone)
+
     @property
     def actor(self) -> Any:
         return self.groups[Role.ActorRollout]
@@ -93,10 +105,16 @@ class Crew:
 
     def hand_over_weights(self, version: int) -> list[WeightsEcho]:
         """Bring the trained weights to the engines. Returns what each of them, and a trainer that pushed, says it holds."""
+        if self.engines is not None:
+            return self.engines.hand_over_weights(version)
         if self.rollout is self.actor:
             return self.actor.update_weights(version)
-        pushed = self.actor.push_weights(version)[0]
+        pushed = self.push_weights(version)
         return [pushed.echo, *self.rollout.take_weights(pushed)]
+
+    def push_weights(self, version: int) -> PushedWeights:
+        """Put the trained weights where engines in other pools find them."""
+        return self.actor.push_weights(version)[0]
 
     def tell_calls(self, phases: Phases) -> dict[str, float]:
         """Put what the workers did since the last time into the timeline, one lane for each role and rank.
@@ -146,8 +164,13 @@ class Crew:
         """The Python stacks of every worker."""
         return [one for host in self._hosts for one in host.stacks()]
 
-    def abandon(self, why: str) -> None:
-        """Stop all workers at their work: the driver's call to them fails with `why`."""
+    def abandon(self, why: str, phase: str) -> None:
+        """Stop the workers that a phase waits for: engines that can be replaced alone if it is `gen`, else all.
+
+        The driver's call to them fails; if to all, with `why`.
+        """
+        if phase == "gen" and self.engines is not None and self.engines.stop_late():
+            return
         for host in self._hosts:
             host.abandon(why)
 

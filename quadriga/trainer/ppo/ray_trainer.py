@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,14 @@ from quadriga.config.needs import need_reference_policy
 from quadriga.config.schema import Config
 from quadriga.controller.call_record import host_gb
 from quadriga.controller.ray_pool import ResourcePoolManager
-from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_names, in_parts
+from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_names
 from quadriga.data import create_rl_loader, validation_batches
-from quadriga.errors import DataError, WorkerError
+from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.journal import KEPT_SAMPLES
+from quadriga.trainer.ppo.listening import listening
+from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.trainer.ppo.role import Role
 from quadriga.trainer.ppo.row_functions import (
     ADVANTAGE_COLUMNS,
@@ -34,11 +35,13 @@ from quadriga.trainer.ppo.row_functions import (
     widened,
 )
 from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.sample_rows import sample_rows
 from quadriga.trainer.ppo.saver import Saver
-from quadriga.trainer.ppo.scoring import SampleScores
+from quadriga.trainer.ppo.scoring import SampleScores, can_stream
 from quadriga.trainer.ppo.step_metrics import mean_over_ranks, throughput
 from quadriga.trainer.ppo.validation import validation_metrics
 from quadriga.trainer.ppo.watchdog import Watchdog
+from quadriga.workers.weight_push import require_held
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
@@ -57,7 +60,7 @@ class RayPPOTrainer:
         train_dataset, val_dataset: prompts.
         tracking: where metrics, samples and phase times go.
         checkpoints: where the run's state goes.
-        restarts: times that dead workers were replaced before.
+        restarts: how often dead workers were replaced before; by default never, and none may be.
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class RayPPOTrainer:
         val_dataset: Any,
         tracking: Any,
         checkpoints: Any,
-        restarts: int = 0,
+        restarts: Restarts | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.tracking, self.restarts = config, tokenizer, tracking, restarts
+        self.config, self.tokenizer, self.tracking = config, tokenizer, tracking
+        self.restarts = restarts or Restarts(0, tracking.say)
         self.stop_requested = False
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
         self.val_dataset = val_dataset
@@ -105,6 +109,7 @@ class RayPPOTrainer:
         """Start the workers of every role and load their models. Returns one report per worker."""
         reports = self.crew.start()
         self.crew.load_models(self.total_steps)
+        self.crew.use_engines_apart(self.phase, self.restarts)
         return reports
 
     def fit(self) -> None:
@@ -160,7 +165,7 @@ class RayPPOTrainer:
         scores and what else it tells. It scores a sample while others are still being generated."""
         kept: Any = RemoteBatch.put(prompts) if self.config.transfer_queue.enable else prompts
         rows = repeat_for_samples(kept, n)
-        scores = self.scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
+        self.scores = scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
         self.generations += 1
         request = rows.select(["input_ids", "attention_mask"], ["uid", "epoch", "index", "sample_index"])
         request.meta_info = {
@@ -169,8 +174,8 @@ class RayPPOTrainer:
             "version": self.weights_version,
             "generation": self.generations,
         }
-        with self.phase("gen"), scores.listening(self.crew.rollout, self.generations) if scores else nullcontext():
-            generated = self.crew.rollout.generate_sequences(request)
+        with listening(self.crew.rollout, self.generations, self.listeners()):
+            generated = self.generated(request)
         generated.non_tensor_batch.update(rows.non_tensor_batch)
         if scores is not None:
             with self.phase("reward"):
@@ -180,6 +185,20 @@ class RayPPOTrainer:
             for name, values in told.get("reward_extra_info", {}).items():
                 generated.non_tensor_batch[f"reward_{name}"] = _objects(values)
         return generated
+
+    def generated(self, request: DataProto) -> DataProto:
+        """The rows, by whoever generates."""
+        engines = self.crew.engines
+        if engines is not None:
+            return self.stacked(engines.generate(request))[: len(request)]
+        with self.phase("gen"):
+            return self.crew.rollout.generate_sequences(request)
+
+    def listeners(self) -> list[Callable[..., None]]:
+        """Who uses samples before all of them are finished."""
+        engines, scores = self.crew.engines, self.scores
+        kept = [engines.keep] if engines is not None and engines.heals else []
+        return [*kept, *([scores.add] if scores is not None and can_stream(scores.manager) else [])]
 
     def scored_rollout(self, prompts: DataProto) -> DataProto:
         """The training rows of some prompts, with `token_level_scores`: the reward function's, the reward model's, or
@@ -295,18 +314,17 @@ class RayPPOTrainer:
         return figures
 
     def stacked(self, parts: list[DataProto]) -> DataProto:
-        """Rows of several generations in one batch, padded alike."""
+        """Rows of several generations, or engines, in one batch, padded alike."""
         shapes = [p.widths if isinstance(p, RemoteBatch) else {k: p.batch[k].shape[1:] for k in _WIDTHS} for p in parts]
-        prompt_width, response_width = (max(shape[name][0] for shape in shapes) for name in _WIDTHS)
+        widest = tuple(max(shape[name][0] for shape in shapes) for name in _WIDTHS)
         widen = partial(
-            widened,
-            prompt_width=prompt_width,
-            response_width=response_width,
-            pad_token_id=self.tokenizer.pad_token_id,
+            widened, prompt_width=widest[0], response_width=widest[1], pad_token_id=self.tokenizer.pad_token_id
         )
-        if isinstance(parts[0], RemoteBatch):
-            return RemoteBatch.concat([self.crew.actor.map_rows(widen, part) for part in parts])
-        return DataProto.concat([widen(part) for part in parts])
+        for k, shape in enumerate(shapes):
+            if widest != tuple(shape[name][0] for name in _WIDTHS):
+                remote = isinstance(parts[k], RemoteBatch)
+                parts[k] = self.crew.actor.map_rows(widen, parts[k]) if remote else widen(parts[k])
+        return type(parts[0]).concat(parts)
 
     # ---- 7, 8: update and hand-over ----
 
@@ -334,11 +352,7 @@ class RayPPOTrainer:
         self.weights_version = self.step  # version k is what the policy is after k steps
         with self.phase("update_weights"):
             echoes = self.crew.hand_over_weights(self.weights_version)
-        if {e.version for e in echoes} != {self.weights_version} or len({e.checksum for e in echoes}) != 1:
-            raise WorkerError(
-                f"step {self.step}: the rollout engines do not hold version {self.weights_version} of the weights: {echoes}",
-                "this is a fault of the weight hand-over, not of your configuration: please report it",
-            )
+        require_held(echoes, self.weights_version)
 
     # ---- 9: telling ----
 
@@ -346,7 +360,7 @@ class RayPPOTrainer:
         self.metrics |= self.timings()
         self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
         self.metrics["training/global_step"] = float(self.step)
-        self.metrics["training/restarts"] = float(self.restarts)
+        self.metrics |= self.restarts.figures()
         kept = batch if self.config.trainer.rollout_data_dir else batch[:KEPT_SAMPLES]
         self.tracking.samples(self.step, self.sample_rows(kept), "train")
         self.tracking.log(self.step, self.metrics)
@@ -375,34 +389,7 @@ class RayPPOTrainer:
         return validation_metrics([r["data_source"] for r in rows], [r["uid"] for r in rows], results, val.n)
 
     def sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
-        """The rows as text and numbers, for people."""
-        needed = ("prompts", "responses", "attention_mask", "score")
-        return [row for part in in_parts(batch, needed) for row in self._sample_rows(part)]
-
-    def _sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
-        columns, tensors = batch.non_tensor_batch, batch.batch
-        width = tensors["prompts"].shape[1]
-        prompts = [p[m.bool()].tolist() for p, m in zip(tensors["prompts"], tensors["attention_mask"][:, :width])]
-        responses = [r[m.bool()].tolist() for r, m in zip(tensors["responses"], tensors["attention_mask"][:, width:])]
-        prompt_texts = self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
-        response_texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
-        scores = tensors["score"].tolist()
-        told = [k for k in columns if k.startswith("reward_") and k != "reward_model"]
-        return [
-            {
-                "uid": columns["uid"][i],
-                "sample_index": int(columns["sample_index"][i]),
-                "data_source": columns[self.config.data.reward_fn_key][i],
-                "prompt": prompt_texts[i],
-                "response": response_texts[i],
-                "ground_truth": (columns["reward_model"][i] or {}).get("ground_truth")
-                if "reward_model" in columns
-                else None,
-                **{k.removeprefix("reward_"): columns[k][i] for k in told},
-                "score": scores[i],
-            }
-            for i in range(len(batch))
-        ]
+        return sample_rows(batch, self.tokenizer, self.config.data.reward_fn_key)
 
     # ---- 10: what is kept ----
 

@@ -1,9 +1,13 @@
-"""Going on after workers have died: everything is built anew from the last checkpoint, inside the same driver."""
+"""Going on after workers have died, inside the same driver: everything is built anew from the last checkpoint.
+
+A rollout engine in a pool of its own needs less, see `rollout_pool`; its deaths are counted here too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 from quadriga.checkpoint.checkpoint import Checkpoint
@@ -11,16 +15,43 @@ from quadriga.checkpoint.store import CheckpointStore
 from quadriga.controller.calls import WorkersDied
 from quadriga.errors import QuadrigaError
 
-Attempt = Callable[[Checkpoint | None, int], AbstractContextManager[Any]]
+
+@dataclass
+class Restarts:
+    """How often dead workers were replaced in a run, and may be.
+
+    Args:
+        at_most: more deaths than these end the run with the first of them.
+        say: tells the user.
+    """
+
+    at_most: int
+    say: Callable[[str], None]
+    deaths: list[WorkersDied] = field(default_factory=list)
+    samples_again: int = 0
+    """Samples that were generated again because their engine had died."""
+
+    @property
+    def left(self) -> int:
+        return self.at_most - len(self.deaths)
+
+    def count(self, death: WorkersDied, how_it_goes_on: str) -> None:
+        self.deaths.append(death)
+        self.say(f"{death.what}\nrestart {len(self.deaths)} of at most {self.at_most}: {how_it_goes_on}")
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "training/restarts": float(len(self.deaths)),
+            "training/samples_generated_again": float(self.samples_again),
+        }
+
+
+Attempt = Callable[[Checkpoint | None, Restarts], AbstractContextManager[Any]]
 """`attempt(checkpoint, restarts)`: a trainer with workers of its own that goes on from a checkpoint (None: the start)."""
 
 
 def train_to_the_end(
-    attempt: Attempt,
-    checkpoints: CheckpointStore,
-    first: Checkpoint | None,
-    max_restarts: int,
-    say: Callable[[str], None],
+    attempt: Attempt, checkpoints: CheckpointStore, first: Checkpoint | None, restarts: Restarts
 ) -> None:
     """Train; when workers die, begin again after the last checkpoint with new ones.
 
@@ -29,26 +60,24 @@ def train_to_the_end(
 
     Args:
         first: where the run begins; a checkpoint that it writes takes its place.
-        max_restarts: more deaths than these end the run with the first of them.
     """
-    deaths: list[WorkersDied] = []
     found = first
     while True:
         trainer = None
         try:
-            with attempt(found, len(deaths)) as trainer:
+            with attempt(found, restarts) as trainer:
                 trainer.fit()
                 require_all_steps(trainer, first.step if first else 0)
                 return
         except WorkersDied as death:
-            if trainer is None and not deaths:
+            if trainer is None and not restarts.deaths:
                 raise
-            deaths.append(death)
-            if len(deaths) > max_restarts or (trainer is not None and trainer.stop_requested):
+            if not restarts.left or (trainer is not None and trainer.stop_requested):
+                deaths = [*restarts.deaths, death]
                 raise _summary(deaths) from deaths[0]
-        found = checkpoints.find("auto") if checkpoints.has_written else first
-        place = f"after step {found.step}" if found else "from the start, for want of a checkpoint"
-        say(f"{deaths[-1].what}\nrestart {len(deaths)} of at most {max_restarts}: new workers go on {place}")
+            found = checkpoints.find("auto") if checkpoints.has_written else first
+            place = f"after step {found.step}" if found else "from the start, for want of a checkpoint"
+            restarts.count(death, f"new workers go on {place}")
 
 
 def require_all_steps(trainer: Any, begun_after: int) -> None:

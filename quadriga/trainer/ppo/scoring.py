@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
 from quadriga.controller.remote_batch import RemoteBatch, in_parts
-from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
 from quadriga.rewards.managers import BaseRewardManager
 from quadriga.rewards.result import RewardResult
-
-POLL_S = 0.1
-"""How often the workers are asked for samples that have finished."""
-REST = 4
-"""Asking a thousand workers takes a while: then it pauses for so many times as long, and the driver can do other work."""
+from quadriga.workers.rollout_rows import FinishedSample
 
 
 class SampleScores:
@@ -42,39 +34,12 @@ class SampleScores:
         """The samples that have not been heard of, as `uid/sample`."""
         return [f"{uid}/{sample}" for (uid, sample), row in self._row_of.items() if row not in self._handles]
 
-    def add(self, finished: Iterable[tuple[str, int, list[int]]]) -> None:
-        """Have samples scored, each given as (uid, sample index, token ids of the response)."""
-        new = {self._row_of[uid, sample]: ids for uid, sample, ids in finished}
+    def add(self, finished: Iterable[FinishedSample]) -> None:
+        """Have samples scored, each once."""
+        new = {self._row_of[sample.uid, sample.sample_index]: sample.token_ids for sample in finished}
+        new = {row: ids.tolist() for row, ids in new.items() if row not in self._handles}
         samples = self.manager.samples_of(self.rows, list(new), list(new.values()))
         self._handles.update(zip(new, self.manager.pool.submit(samples)))
-
-    @contextmanager
-    def listening(self, group: Any, generation: int) -> Iterator[None]:
-        """While the body waits for `group` to generate, its finished samples are fetched and scored."""
-        if not can_stream(self.manager):
-            yield
-            return
-        over = threading.Event()
-
-        def listen() -> None:
-            pause_s = POLL_S
-            while not over.wait(pause_s):
-                began = time.monotonic()
-                try:
-                    answers = group.ask("take_finished", generation)
-                    pause_s = max(POLL_S, REST * (time.monotonic() - began))
-                    for finished in answers:
-                        self.add(finished or [])
-                except QuadrigaError:
-                    return  # `told` meets the same error in the driver's own thread
-
-        listener = threading.Thread(target=listen, name="scoring", daemon=True)
-        listener.start()
-        try:
-            yield
-        finally:
-            over.set()
-            listener.join()
 
     def told(self, batch: DataProto | RemoteBatch) -> dict[str, Any]:
         """The manager's answer (`return_dict`) for the generated rows; waits for scores that are still out.

@@ -95,9 +95,9 @@ class Watchdog:
         if deadline == "soft":
             self._warn(report)
             return
-        report += "\nits workers are stopped: trainer.watchdog.hard_s has passed"
+        report += "\nthe workers that it waits for are stopped: trainer.watchdog.hard_s has passed"
         self._warn(report)
-        self._crew.abandon(report)
+        self._crew.abandon(report, phase.name)
         if not self._over.wait(self._last_grace_s) and phase in self._phases.open_phases():
             self._warn(
                 "the driver itself hangs, so its process ends; the same command goes on after the last checkpoint"
