@@ -13,7 +13,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; raises CheckpointError where it cannot."""
     options = command_parser().parse_args(argv)
     checkpoint = locate(options.source)
-    exported = export_policy_of(checkpoint, options.output, dtype=options.dtype, overwrite=options.overwrite)
+    exported = export_policy_of(
+        checkpoint, options.output, dtype=options.dtype, overwrite=options.overwrite, lora=options.lora
+    )
     print(f"{exported.folder}: {exported.parameters:,} parameters in {exported.dtype}, step {checkpoint.step}")
     return 0
 
@@ -25,12 +27,19 @@ def command_parser() -> argparse.ArgumentParser:
         description="Write the policy of a checkpoint as a Hugging Face folder, and prove that transformers loads it.",
         epilog="""examples:
   quadriga export outputs/quadriga/my_run --output my_policy
-  quadriga export outputs/quadriga/my_run/checkpoints/global_step_20 --output my_policy --dtype bfloat16""",
+  quadriga export outputs/quadriga/my_run/checkpoints/global_step_20 --output my_policy --dtype bfloat16
+  quadriga export outputs/quadriga/my_run --output my_adapter --lora apart""",
     )
     parser.add_argument(
         "source", help="a checkpoint folder (…/global_step_20), or a run directory: its newest good one"
     )
     parser.add_argument("--output", required=True, help="folder to write; must not exist, or be empty")
     parser.add_argument("--dtype", choices=DTYPES, help="convert the weights (default: as they were trained, float32)")
+    parser.add_argument(
+        "--lora",
+        choices=("merged", "apart"),
+        default="merged",
+        help="a LoRA adapter: added to the weights (default), or alone in a folder for PeftModel.from_pretrained",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing Hugging Face folder")
     return parser

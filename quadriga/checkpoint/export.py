@@ -1,4 +1,4 @@
-"""Take the policy out of a checkpoint: a copy of its Hugging Face folder that is known to load."""
+"""Take the policy out of a checkpoint: a copy of its Hugging Face folder that is known to load, or its adapter alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that `AutoModelForCausalLM.from_pretrained` has loaded."""
+    """A folder that `AutoModelForCausalLM.from_pretrained` has loaded, or for `PeftModel.from_pretrained` an adapter's."""
 
     folder: Path
     parameters: int
@@ -30,38 +30,39 @@ class Exported:
 
 
 def export_policy_of(
-    checkpoint: Checkpoint, output: str | os.PathLike[str], *, dtype: str | None = None, overwrite: bool = False
+    checkpoint: Checkpoint,
+    output: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    lora: str = "merged",
 ) -> Exported:
     """Copy the policy of a verified checkpoint to `output`, load it there, and only then give the folder its name.
 
     Args:
         dtype: convert the weights; None: as they are.
         overwrite: replace a Hugging Face folder that is there already.
+        lora: `merged`: the whole policy, an adapter added to its weights. `apart`: the adapter alone, as peft reads it.
 
     Raises:
-        CheckpointError: the checkpoint holds no policy, the output is in use, the disk is full, or the copy does not
-            load. What was at `output` before is unchanged then.
+        CheckpointError: the checkpoint holds no policy or no adapter, the output is in use, the disk is full, or the copy
+            does not load. What was at `output` before is unchanged then.
     """
-    source = checkpoint.folder(PART)
     target = Path(output).expanduser().absolute()
     _require_free(target, overwrite)
     with readable_disk_errors("export to", target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        files = {n: e for n, e in checkpoint.manifest.files.items() if n.startswith(f"{PART}/")}
-        require_room(target.parent, sum(entry.bytes for entry in files.values()))
         unfinished = target.with_name(f".{target.name}.tmp-{secrets.token_hex(8)}")
         try:
-            with progress_bar("copying files", len(files)) as advance:
-                for name, entry in files.items():
-                    copy = unfinished / Path(name).relative_to(PART)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(checkpoint.path / name, copy)
-                    if sha256(copy) != entry.sha256:
-                        raise CheckpointError(f"the copy of {source / copy.name} differs from it", "check that disk")
-                    advance(1)
-            if dtype is not None:
-                _convert(unfinished, dtype)
-            exported = _load(unfinished, target)
+            if lora == "apart":
+                from quadriga.checkpoint.adapter import write_adapter
+
+                exported = Exported(target, write_adapter(checkpoint, unfinished, dtype), dtype or "float32")
+            else:
+                _copy(checkpoint, unfinished)
+                if dtype is not None:
+                    _convert(unfinished, dtype)
+                exported = _load(unfinished, target)
             sync_tree(unfinished)
             if target.exists():
                 replaced = target.with_name(f".{target.name}.replaced-{secrets.token_hex(8)}")
@@ -76,12 +77,27 @@ def export_policy_of(
     return exported
 
 
+def _copy(checkpoint: Checkpoint, target: Path) -> None:
+    """The policy's files, byte for byte."""
+    source = checkpoint.folder(PART)
+    files = {n: e for n, e in checkpoint.manifest.files.items() if n.startswith(f"{PART}/")}
+    require_room(target.parent, sum(entry.bytes for entry in files.values()))
+    with progress_bar("copying files", len(files)) as advance:
+        for name, entry in files.items():
+            copy = target / Path(name).relative_to(PART)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.path / name, copy)
+            if sha256(copy) != entry.sha256:
+                raise CheckpointError(f"the copy of {source / copy.name} differs from it", "check that disk")
+            advance(1)
+
+
 def _require_free(target: Path, overwrite: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
         raise CheckpointError(f"{target} exists already", "choose another --output, or add --overwrite")
-    if not (target / "config.json").is_file():
+    if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise CheckpointError(
             f"{target} is not a Hugging Face folder, so it is not replaced", "choose another --output"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from quadriga.checkpoint import CheckpointStore
 from quadriga.checkpoint.command import main
 from quadriga.errors import CheckpointError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
+
+from tiny_policy import write_task
 
 
 def tiny_policy(seed: int) -> LlamaForCausalLM:
@@ -148,3 +153,72 @@ def test_a_checkpoint_without_policy_says_so(tmp_path):
         draft.write_state({})
     with pytest.raises(CheckpointError, match="no part 'huggingface'"):
         main([str(store.folder), "--output", str(tmp_path / "out")])
+
+
+def train_adapter(folder: Path, **trainer: object) -> dict[str, str]:
+    """A short run that trains an adapter on a tiny model; where it wrote, and the model."""
+    from quadriga.trainer.main_ppo import run_ppo
+
+    task = write_task(folder)
+    task["algorithm"] = {"adv_estimator": "grpo"}
+    task["actor_rollout_ref"]["model"] |= {"lora_rank": 4, "lora_alpha": 12}
+    task["trainer"] |= {"total_training_steps": 2, "logger": [], **trainer}
+    run_ppo(task)
+    return {"run": task["trainer"]["default_local_dir"], "model": task["actor_rollout_ref"]["model"]["path"]}
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory) -> dict[str, str]:
+    return train_adapter(tmp_path_factory.mktemp("lora"))
+
+
+def test_an_adapter_comes_out_merged_or_apart_and_both_are_the_same_policy(lora_run, tmp_path):
+    assert_same_policy(lora_run, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_adapter_that_two_ranks_hold_comes_out_whole(tmp_path):
+    import ray
+
+    ray.shutdown()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    run = train_adapter(tmp_path / "task", executor="ray", n_gpus_per_node=2)
+    ray.shutdown()
+    assert_same_policy(run, tmp_path)
+
+
+def assert_same_policy(lora_run: dict[str, str], tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    main([lora_run["run"], "--output", str(tmp_path / "merged")])
+    main([lora_run["run"], "--output", str(tmp_path / "adapter"), "--lora", "apart"])
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    start = AutoModelForCausalLM.from_pretrained(lora_run["model"])
+    adapted = PeftModel.from_pretrained(start, tmp_path / "adapter")
+    assert adapted.peft_config["default"].base_model_name_or_path == lora_run["model"]
+    ids = torch.arange(20)[None]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    untrained = AutoModelForCausalLM.from_pretrained(lora_run["model"])
+    with torch.no_grad():
+        expected = merged(ids).logits
+        assert torch.allclose(adapted(ids).logits, expected, atol=1e-5)
+        assert not torch.allclose(untrained(ids).logits, expected, atol=1e-3), "the adapter has learnt something"
+
+
+def test_an_adapter_is_converted_and_replaced_on_request(lora_run, tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    apart = [lora_run["run"], "--output", str(tmp_path / "out"), "--lora", "apart"]
+    main(apart)
+    main([*apart, "--overwrite", "--dtype", "bfloat16"])
+    assert {w.dtype for w in load_file(tmp_path / "out" / "adapter_model.safetensors").values()} == {torch.bfloat16}
+    assert "parameters in bfloat16, step 2" in capsys.readouterr().out
+
+
+def test_a_run_without_lora_has_no_adapter_to_export(run, tmp_path):
+    with pytest.raises(CheckpointError, match="has no LoRA adapter"):
+        main([str(run), "--output", str(tmp_path / "out"), "--lora", "apart"])
+    assert not list(tmp_path.glob("*out*"))
