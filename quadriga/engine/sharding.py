@@ -31,8 +31,7 @@ def rank() -> int:
 
 def shard(model: TokenModel, device: torch.device, reshard_after_forward: bool) -> TokenModel:
     """Move `model` to `device` and shard it over all ranks, in place."""
-    if device.type == "cuda":
-        fuse(model)
+    fuse(model, device)
     model.to(device)
     if world_size() == 1 and device.type == "cpu":
         return model

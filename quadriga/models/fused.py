@@ -1,29 +1,45 @@
-"""Norms, rotary embedding and gated MLPs as single kernels, in place of Hugging Face's modules on CUDA.
+"""Norms, rotary embedding and gated MLPs as single kernels, in place of Hugging Face's modules.
 
 Only modules of known classes are replaced, by modules that hold the very same parameters under the same names and compute
-the same function with less memory traffic. Everything else runs as transformers wrote it.
+the same function with less memory traffic: by Triton's kernels on CUDA, by those of `kernels/cpu` in float32 on a CPU.
+Everything else runs as transformers wrote it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from quadriga.models.kernels.cpu import operations as cpu
+from quadriga.models.kernels.cpu.library import kernels
+from quadriga.models.kernels.cpu.linear import FusedLinear, prefers_onednn
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose attention, norm and MLP are written alike in transformers."""
 
 
-def fuse(module: nn.Module) -> int:
-    """Replace what can be in `module`, in place; returns how many modules were. Call it before the weights are sharded."""
+def fuse(module: nn.Module, device: torch.device) -> int:
+    """Replace what can be in `module`, in place, where `device` has kernels; returns how many modules were.
+
+    Call it before the weights are sharded.
+    """
+    on_cpu = device.type == "cpu" and all(p.dtype == torch.float32 for p in module.parameters())
+    if device.type != "cuda" and not (on_cpu and kernels() is not None):
+        return 0
     replaced = 0
     for parent in reversed(list(module.modules())):  # the innermost first: what is replaced takes its children along
         for name, child in list(parent.named_children()):
-            if (fused := _fused(child)) is not None:
+            if (fused := _fused(child) or (_linear(child) if on_cpu else None)) is not None:
                 setattr(parent, name, fused.train(child.training))
                 replaced += 1
     return replaced
+
+
+def _linear(module: nn.Module) -> nn.Module | None:
+    return FusedLinear(module) if type(module) is nn.Linear and prefers_onednn() else None
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
@@ -48,6 +64,8 @@ class FusedRMSNorm(nn.Module):
         self.variance_epsilon = norm.variance_epsilon
 
     def forward(self, hidden_states: Tensor) -> Tensor:
+        if cpu.fits(hidden_states, self.weight):
+            return cpu.RMSNorm.apply(hidden_states, self.weight, self.variance_epsilon)
         return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
 
 
@@ -59,9 +77,14 @@ class FusedMLP(nn.Module):
         self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
     def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if cpu.fits(gate, up):
+            return self.down_proj(cpu.Swiglu.apply(gate, up))
+        if not gate.is_cuda:
+            return self.down_proj(F.silu(gate) * up)
         from quadriga.models.kernels.swiglu import swiglu
 
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(swiglu(gate, up))
 
 
 class FusedAttention(nn.Module):
@@ -98,17 +121,21 @@ class FusedAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        from quadriga.models.kernels.rotary import rotate
-
-        kind = self.config._attn_implementation
-        if kind not in ALL_ATTENTION_FUNCTIONS or past_key_values is not None or hidden_states.shape[0] != 1:
+        kind, on_cpu = self.config._attn_implementation, cpu.fits(hidden_states, *position_embeddings)
+        unknown = kind not in ALL_ATTENTION_FUNCTIONS or not (on_cpu or hidden_states.is_cuda)
+        if unknown or past_key_values is not None or hidden_states.shape[0] != 1:
             return self.plain(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         shape = (hidden_states.shape[1], -1, self.head_dim)  # [T, heads, D]
         query, key, value = (project(hidden_states).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
         cos, sin = (x.reshape(-1, self.head_dim) for x in position_embeddings)
-        query, key = rotate(query, key, cos, sin)
+        if on_cpu:
+            query, key = cpu.Rotate.apply(query, cos, sin), cpu.Rotate.apply(key, cos, sin)
+        else:
+            from quadriga.models.kernels.rotary import rotate
+
+            query, key = rotate(query, key, cos, sin)
         attended, weights = ALL_ATTENTION_FUNCTIONS[kind](
             self,
             *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),

@@ -18,6 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadriga.models.kernels.cpu.linear import prefers_onednn, product
+from quadriga.models.kernels.cpu.operations import fits
+
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 2 << 30}
 """Largest chunk of logits by device: on a CPU it should stay in the cache; on a GPU every chunk adds a gradient of the
 whole lm_head to the sum, which costs little only beside a large chunk."""
@@ -71,17 +74,15 @@ class _ChunkedLogProbs(torch.autograd.Function):
         exact = _logits_dtype(hidden)
         normaliser, target_logit, entropy = (hidden.new_zeros(rows, dtype=exact) for _ in range(3))
         buffer = hidden.new_empty(min(chunk_rows, rows), weight.shape[0], dtype=exact)
-        fused = _has_kernels(hidden)
+        softmax = _kernels(hidden, transform)
         # The entropy needs logits and probabilities at once; without it one buffer is turned into the other.
-        scratch = torch.empty_like(buffer) if with_entropy and not fused else buffer
+        scratch = torch.empty_like(buffer) if with_entropy and softmax is None else buffer
         for start in range(0, rows, chunk_rows):
             part = slice(start, min(start + chunk_rows, rows))
-            if fused:
-                from quadriga.models.kernels.softmax import statistics
-
+            if softmax is not None:
                 raw = _raw_logits(hidden[part], weight, bias, buffer)
                 outputs = normaliser[part], target_logit[part], entropy[part]
-                statistics(raw, targets[part], *_kernel_scales(transform), *outputs)
+                softmax.statistics(raw, targets[part], *_kernel_scales(transform), *outputs)
                 continue
             logits, _ = _logits(hidden[part], weight, bias, transform, buffer)
             target_logit[part] = logits.gather(1, targets[part, None]).squeeze(1)
@@ -108,18 +109,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = weight.new_zeros(weight.shape, dtype=exact) if want_weight else None
         grad_bias = bias.new_zeros(bias.shape, dtype=exact) if want_bias else None
         buffer = hidden.new_empty(min(ctx.chunk_rows, rows), weight.shape[0], dtype=exact)
-        fused = _has_kernels(hidden)
-        narrow = (
-            buffer if buffer.dtype == hidden.dtype or not fused else buffer.new_empty(buffer.shape, dtype=hidden.dtype)
-        )
+        softmax = _kernels(hidden, ctx.transform)
+        narrow = buffer
+        if softmax is not None and buffer.dtype != hidden.dtype:
+            narrow = buffer.new_empty(buffer.shape, dtype=hidden.dtype)
         if grad_log_prob is None:
             grad_log_prob = torch.zeros_like(normaliser)
         for start in range(0, rows, ctx.chunk_rows):
             part = slice(start, min(start + ctx.chunk_rows, rows))
-            if fused:
-                from quadriga.models.kernels.softmax import gradient
-
-                grad_logits = gradient(
+            if softmax is not None:
+                grad_logits = softmax.gradient(
                     _raw_logits(hidden[part], weight, bias, buffer),
                     targets[part],
                     *_kernel_scales(ctx.transform),
@@ -182,9 +181,17 @@ def _logits_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
-def _has_kernels(hidden: Tensor) -> bool:
-    """Whether a chunk's statistics and gradient are computed by one kernel each."""
-    return hidden.is_cuda and hidden.dtype != torch.float64
+def _kernels(hidden: Tensor, transform: LogitTransform) -> Any | None:
+    """The module that computes a chunk's statistics and its gradient by one kernel each, where there is one."""
+    if hidden.is_cuda and hidden.dtype != torch.float64:
+        from quadriga.models.kernels import softmax
+
+        return softmax
+    if transform.softcap is None and fits(hidden):
+        from quadriga.models.kernels.cpu import softmax as cpu_softmax
+
+        return cpu_softmax
+    return None
 
 
 def _kernel_scales(transform: LogitTransform) -> tuple[float, float | None]:
@@ -223,8 +230,10 @@ def _logits(
 
 
 def _raw_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
-    """The lm_head's product of a chunk, in `buffer`'s precision and place."""
+    """The lm_head's product of a chunk, in `buffer`'s precision, and in its place where the library can."""
     logits = buffer[: hidden.shape[0]]
+    if fits(hidden, weight) and prefers_onednn():
+        return product(hidden, weight, bias)
     if hidden.dtype == logits.dtype:
         torch.mm(hidden, weight.t(), out=logits)
     elif hidden.is_cuda:

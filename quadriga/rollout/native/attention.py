@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quadriga.errors import WorkerError
+from quadriga.models.kernels.cpu.library import kernels
+from quadriga.models.kernels.cpu.operations import pointers
 from quadriga.rollout.native.geometry import UNSUPPORTED_FIX
 from quadriga.rollout.native.kv_cache import KVCache
-from quadriga.rollout.native.plan import MASKED, Chunk, DecodeIndex, StepPlan
+from quadriga.rollout.native.plan import MASKED, Chunk, DecodeIndex, DecodeTables, StepPlan
 
 PAGED_ATTENTION = "quadriga_paged"
 """Name of this attention in transformers."""
@@ -64,7 +66,10 @@ def paged_attention(
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if plan.num_decode:
         rows = slice(plan.num_decode)
-        out[rows] = _decode(plan, layer, q[rows] * scaling, sliding_window, softcap)
+        if isinstance(plan.decode, DecodeTables):
+            _decode_by_kernel(plan, plan.decode, layer, q[rows], scaling, sliding_window, softcap, out)
+        else:
+            out[rows] = _decode(plan, layer, q[rows] * scaling, sliding_window, softcap)
     start = plan.num_decode
     for chunk in plan.chunks:
         rows = slice(start, start + chunk.length)
@@ -75,10 +80,34 @@ def paged_attention(
     return out.unsqueeze(0), None
 
 
+def _decode_by_kernel(
+    plan: StepPlan,
+    tables: DecodeTables,
+    layer: int,
+    q: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    out: Tensor,
+) -> None:
+    """One query `[B, heads, D]` a row, over all its keys; into the first rows of `out`."""
+    shape, rows = plan.cache.shape, q.shape[0]
+    plan.windows.add(window)
+    q, scores = q.contiguous(), q.new_empty(rows * shape.heads * tables.longest)
+    kernels().paged_decode(
+        *pointers(q, plan.cache.keys[layer], plan.cache.values[layer], tables.blocks),
+        tables.blocks.shape[1],
+        plan.decode_positions.data_ptr(),
+        *(rows, shape.heads, shape.kv_heads, shape.head_dim, shape.block_size),
+        *(window or 0, scaling, softcap or 0.0, tables.longest),
+        *pointers(scores, out),
+    )
+
+
 def _decode(plan: StepPlan, layer: int, q: Tensor, window: int | None, softcap: float | None) -> Tensor:
     """One scaled query `[B, heads, D]` a row, over all its keys."""
     index, shape = plan.decode, plan.cache.shape
-    assert index is not None
+    assert isinstance(index, DecodeIndex)
     q = q.reshape(-1, shape.kv_heads, shape.group, shape.head_dim)
     keys, values = plan.cache.keys[layer], plan.cache.values[layer]
     own = slice(index.num_private)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quadriga.errors import WorkerError
+from quadriga.models.fused import fuse
 from quadriga.rollout.interface import Completion, Request, WeightsEcho
 from quadriga.rollout.native.admission import Limits, check_request
 from quadriga.rollout.native.blocks import BlockPool
@@ -63,6 +64,7 @@ class NativeEngine:
     ) -> None:
         self.module = module
         self.shape = cache_shape(module, block_size)
+        fuse(module, self.shape.device)
         context = context_length(module)
         tokens = min(max_model_len or context, context)
         on_cuda = self.shape.device.type == "cuda"
@@ -245,12 +247,10 @@ def device_slots(*arguments: Any) -> SlotTable:
 
 def cuda_steps(engine: NativeEngine, eager: bool) -> Any:
     """What runs `engine` on a CUDA device."""
-    from quadriga.models.fused import fuse
     from quadriga.rollout.native.cuda.cache import CudaKVCache
     from quadriga.rollout.native.cuda.runner import CudaRunner
     from quadriga.rollout.native.cuda.steps import CudaSteps
 
-    fuse(engine.module)
     cache = CudaKVCache(engine.shape, engine.pool.num_blocks)
     runner = CudaRunner(engine.module, cache, engine.scheduler, engine.table, engine._work, eager)
     return CudaSteps(runner, engine.scheduler, engine.table, engine.stop_strings)

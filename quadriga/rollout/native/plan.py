@@ -66,6 +66,16 @@ class DecodeIndex:
 
 
 @dataclass(eq=False)
+class DecodeTables:
+    """Where the decoding rows find their keys, for the kernel that reads the cache through block tables."""
+
+    blocks: Tensor
+    """`[B, W]`"""
+    longest: int
+    """Most tokens of a row"""
+
+
+@dataclass(eq=False)
 class Chunk:
     """A piece of a prompt in this pass: tokens `start … start + length` of it, the whole of it being `blocks`."""
 
@@ -88,22 +98,25 @@ class StepPlan:
     num_decode: int
     num_tokens: int
     chunks: list[Chunk]
-    decode: DecodeIndex | None
+    decode: DecodeIndex | DecodeTables | None
     decode_positions: Tensor
     """`[num_decode]`"""
     logit_rows: Tensor
     """Rows whose logits are wanted, see `padded`"""
+    windows: set[int | None] = field(default_factory=set)
+    """Sliding windows that decoding was asked for; None: no window"""
     masks: dict[int | None, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     """By sliding window: scores to add for private `[num_private, 1, block]` and shared `[O / W, S, 1, W, 1, block]` keys"""
 
     def mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
+        self.windows.add(window)
         if window not in self.masks:
             self.masks[window] = self._make_mask(window)
         return self.masks[window]
 
     def _make_mask(self, window: int | None) -> tuple[Tensor, Tensor | None]:
         index, size = self.decode, self.cache.shape.block_size
-        assert index is not None
+        assert isinstance(index, DecodeIndex)
         within = torch.arange(size, device=self.input_ids.device)
         dtype = self.cache.shape.dtype
         if window is None:

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadriga.models.kernels.cpu.operations import fits
 from quadriga.rollout.native.attention import register_paged_attention
 from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.kv_cache import KVCache
-from quadriga.rollout.native.plan import Chunk, DecodeIndex, StepPlan, decode_index, padded
+from quadriga.rollout.native.plan import Chunk, DecodeIndex, DecodeTables, StepPlan, decode_index, padded
 from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.slots import SlotTable
 from quadriga.rollout.native.work import Work
@@ -27,6 +28,7 @@ class Runner:
     def __init__(self, module: Any, cache: KVCache, scheduler: Scheduler, table: SlotTable, work: Work) -> None:
         self.module, self.cache, self.scheduler, self.table, self.work = module, cache, scheduler, table, work
         self._attention = register_paged_attention()
+        self._by_kernel = fits(cache.keys[0])
         self._index: DecodeIndex | None = None
         self._index_of: tuple[int, np.ndarray] | None = None
         self.windows: set[int | None] = set()
@@ -48,7 +50,7 @@ class Runner:
                 logits_to_keep=plan.logit_rows,
                 plan=plan,
             )
-        self.windows |= plan.masks.keys()
+        self.windows |= plan.windows
         self._share_tails(batch)
         logits = output.logits[0].float()
         started = [[s.slot for s in p.members] for p in batch.starting]
@@ -106,10 +108,15 @@ class Runner:
             logit_rows=torch.from_numpy(kept).to(device),
         )
 
-    def _decode_index(self, slots: np.ndarray) -> DecodeIndex:
+    def _decode_index(self, slots: np.ndarray) -> DecodeIndex | DecodeTables:
         """The index of the last pass, if no block changed hands and the same rows decode."""
         scheduler, known = self.scheduler, self._index_of
-        counts, shared = scheduler.num_blocks[slots], scheduler.num_shared[slots]
+        counts = scheduler.num_blocks[slots]
+        if self._by_kernel:
+            self.work.blocks += int(counts.sum())
+            blocks = torch.from_numpy(scheduler.tables[slots, : counts.max()].astype(np.int64))
+            return DecodeTables(blocks, int(scheduler.lengths[slots].max()) + 1)
+        shared = scheduler.num_shared[slots]
         if self._index is None or known is None or known[0] != scheduler.pool.changes or known[1] is not slots:
             self._index = decode_index(self.cache.shape, scheduler.tables[slots, : counts.max()], counts, shared)
             self._index_of = (scheduler.pool.changes, slots)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quadriga.models.kernels.cpu.library import kernels
+from quadriga.models.kernels.cpu.operations import fits, pointers
 from quadriga.rollout.native.randomness import uniforms
 from quadriga.rollout.native.slots import Sampled, SlotTable
 from quadriga.rollout.sampling import SamplingParams
@@ -44,6 +46,12 @@ def needs_of(params: Iterable[SamplingParams]) -> Needs:
 
 def sample(logits: Tensor, table: SlotTable, slots: Tensor, needs: Needs) -> Sampled:
     """One token for each of `slots[R]` from its row of `logits[R, V]` (float32; overwritten)."""
+    if fits(logits):
+        rare = _rarities(table, slots) if needs.truncation or needs.penalty or needs.min_new else None
+        if rare is None or not bool(rare.any()):
+            return _sample_by_kernel(logits, table, slots)
+        if not bool(rare.all()):  # a row must not depend on what the rows beside it want
+            return _joined(rare, *(sample(logits[part], table, slots[part], needs) for part in (rare, ~rare)))
     original = logits.clone() if needs.penalty or needs.min_new else None
     if needs.penalty and table.seen is not None:
         penalty = table.penalty[slots, None]
@@ -73,6 +81,35 @@ def sample(logits: Tensor, table: SlotTable, slots: Tensor, needs: Needs) -> Sam
         untouched = original.gather(1, tokens[:, None]).squeeze(1) - original.logsumexp(-1)
         full = torch.where((table.penalty[slots] != 1) | (table.min_new[slots] > 0), untouched, full)
     return Sampled(tokens, log_probs, full)
+
+
+def _rarities(table: SlotTable, slots: Tensor) -> Tensor:
+    """`[R]`, True for rows that want more than a temperature."""
+    truncated = (table.top_k[slots] > 0) | (table.top_p[slots] < 1) | (table.min_p[slots] > 0)
+    return truncated | (table.penalty[slots] != 1) | (table.min_new[slots] > 0)
+
+
+def _joined(where: Tensor, yes: Sampled, no: Sampled) -> Sampled:
+    """Rows of `yes` where `where[R]`, of `no` elsewhere."""
+    parts = []
+    for name in ("tokens", "log_probs", "full_log_probs"):
+        whole = getattr(yes, name).new_empty(where.shape)
+        whole[where], whole[~where] = getattr(yes, name), getattr(no, name)
+        parts.append(whole)
+    return Sampled(*parts)
+
+
+def _sample_by_kernel(logits: Tensor, table: SlotTable, slots: Tensor) -> Sampled:
+    """The same on a CPU where temperature and greed are all that is wanted."""
+    logits = logits.contiguous()
+    rows, vocab = logits.shape
+    tokens, log_probs = torch.empty_like(slots), logits.new_empty(rows)
+    drawn, temperature = uniforms(table.key[slots], table.count[slots]), table.temperature[slots]
+    greedy, sums = table.greedy[slots], logits.new_empty(rows, -(-vocab // _GROUP))
+    kernels().sample_tokens(
+        *pointers(logits, temperature, drawn, greedy), rows, vocab, *pointers(sums, tokens, log_probs)
+    )
+    return Sampled(tokens, log_probs, log_probs)
 
 
 def _bar_stops(logits: Tensor, table: SlotTable, slots: Tensor) -> Tensor:

@@ -1,0 +1,115 @@
+"""Compiles `kernels.c` for the machine it runs on, once, and loads it.
+
+The compiled file lies in the user's cache under a name made of everything it depends on, so processes that start
+together, other versions and other kinds of machines never meet the wrong one. Where there is no C compiler, or the
+compiled kernels do not load, `kernels()` is None and the callers compute the same with PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernels.c")
+SWITCH = "QUADRIGA_CPU_KERNELS"
+"""Environment variable: 0 means do without."""
+_FLAGS = (
+    *("-O3", "-march=native", "-fPIC", "-fopenmp", "-std=gnu11"),
+    # Nothing that lets the compiler compute an element one way in a vector and another way in what is left over.
+    *("-fno-math-errno", "-fno-trapping-math"),
+)
+_POINTER, _COUNT, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "rms_norm": (_POINTER, _POINTER, _REAL, _COUNT, _COUNT, _POINTER, _POINTER),
+    "rms_norm_gradient": (*(_POINTER,) * 4, *(_COUNT,) * 3, _POINTER, _POINTER),
+    "swiglu": (_POINTER, _POINTER, _COUNT, _POINTER),
+    "swiglu_gradient": (*(_POINTER,) * 3, _COUNT, _POINTER, _POINTER),
+    "rotate": (*(_POINTER,) * 3, *(_COUNT,) * 3, ctypes.c_int, _POINTER),
+    "softmax_statistics": (_POINTER, _POINTER, _REAL, _COUNT, _COUNT, *(_POINTER,) * 3),
+    "softmax_gradient": (_POINTER, _POINTER, _REAL, *(_POINTER,) * 4, _COUNT, _COUNT),
+    "sample_tokens": (*(_POINTER,) * 4, _COUNT, _COUNT, *(_POINTER,) * 3),
+    "paged_decode": (*(_POINTER,) * 4, _COUNT, _POINTER, *(_COUNT,) * 6, _REAL, _REAL, _COUNT, _POINTER, _POINTER),
+}
+
+
+@functools.cache
+def kernels() -> Any:
+    """The loaded library, its functions by name; or None, see above."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return None
+    try:
+        return load()
+    except (OSError, subprocess.SubprocessError) as error:
+        logging.getLogger(__name__).warning("no CPU kernels, PyTorch computes instead, more slowly: %s", error)
+        return None
+
+
+def load() -> Any:
+    """Compile if need be, and load. OSError or SubprocessError where that fails."""
+    compiler = _compiler()
+    flags = [*_FLAGS, "-shared", str(SOURCE), *_torch_threads(), "-lm"]
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "quadriga"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        folder = Path(tempfile.gettempdir()) / f"quadriga-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    parts = [SOURCE.read_text(), compiler, version, " ".join(flags), _processor(), torch.__version__]
+    path = folder / f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as target:
+            fresh = Path(target.name)
+        try:
+            done = subprocess.run([compiler, *flags, "-o", fresh], capture_output=True, text=True, timeout=120)
+            if done.returncode:
+                raise OSError(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[-400:]}")
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise OSError("no C compiler found: install gcc or clang")
+
+
+def _torch_threads() -> list[str]:
+    """PyTorch's own OpenMP runtime, so that one pool of threads serves both; nothing where it cannot be told."""
+    try:
+        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    except OSError:
+        return []
+    found = sorted(p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp", "libomp")))
+    return found[:1]
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    told = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return f"{platform.machine()} {sorted(set(told))}"

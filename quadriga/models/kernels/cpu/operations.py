@@ -1,0 +1,85 @@
+"""Norms, gated MLPs and rotary embedding of float32 tensors on a CPU, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadriga.models.kernels.cpu.library import kernels
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether these kernels can compute with all of `tensors`."""
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors) and kernels() is not None
+
+
+class RMSNorm(torch.autograd.Function):
+    """`apply(x, weight, eps)`: x / rms(x) · weight over the last dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        width = weight.numel()
+        rows = x.numel() // width
+        y, scale = torch.empty_like(x), x.new_empty(rows)
+        kernels().rms_norm(*pointers(x, weight), eps, rows, width, *pointers(y, scale))
+        ctx.save_for_backward(x, weight, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        grad, width, rows = grads[0].contiguous(), weight.numel(), scale.numel()
+        parts = torch.get_num_threads()
+        grad_x, grad_weight = torch.empty_like(x), x.new_empty(parts, width)
+        sizes = rows, width, parts
+        kernels().rms_norm_gradient(*pointers(grad, x, weight, scale), *sizes, *pointers(grad_x, grad_weight))
+        return grad_x, grad_weight.sum(0), None
+
+
+class Swiglu(torch.autograd.Function):
+    """`apply(gate, up)`: silu(gate) · up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        out = torch.empty_like(gate)
+        kernels().swiglu(*pointers(gate, up), gate.numel(), *pointers(out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad, grad_gate, grad_up = grads[0].contiguous(), torch.empty_like(gate), torch.empty_like(up)
+        kernels().swiglu_gradient(*pointers(grad, gate, up), gate.numel(), *pointers(grad_gate, grad_up))
+        return grad_gate, grad_up
+
+
+class Rotate(torch.autograd.Function):
+    """`apply(x, cos, sin)`: the rotary embedding of `x[T, heads, D]` with angles `[T, D]`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos, sin = cos.contiguous(), sin.contiguous()
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grads[0], cos, sin, back=True), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    rows, heads, size = x.shape
+    kernels().rotate(*pointers(x, cos, sin), rows, heads, size // 2, back, *pointers(out))
+    return out
+
+
+def pointers(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(t.data_ptr() for t in tensors)
