@@ -200,9 +200,7 @@ class TrainerConfig:
     )
     resume_from_path: str | None = key(None, "checkpoint folder for resume_mode=resume_path")
     max_actor_ckpt_to_keep: int | None = key(None, "keep only the newest checkpoints; null: all", at_least=1)
-    max_restarts: int = key(
-        3, "when workers die, go on with new ones after the last checkpoint, at most so often", at_least=0
-    )
+    max_restarts: int = key(3, "when workers die, go on with new ones, at most so often", at_least=0)
     watchdog: WatchdogConfig = section(
         WatchdogConfig, "deadlines of the phases of a step, learnt from the steps before"
     )

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from quadriga.errors import QuadrigaError
+
+
+@contextmanager
+def named_disk_errors(path: Path) -> Iterator[None]:
+    """A disk that is full, or fails, becomes a QuadrigaError that says which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise QuadrigaError(f"Cannot write to {path}: {error.strerror}.", "free some space and resume") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

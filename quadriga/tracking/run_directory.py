@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.errors import ConfigError, QuadrigaError
-from quadriga.tracking.atomic_file import write_atomically
+from quadriga.tracking.atomic_file import named_disk_errors, write_atomically
 from quadriga.tracking.run_lock import RunLock
 
 _LOG = logging.getLogger(__name__)
@@ -139,7 +139,8 @@ class RunDirectory:
         target.mkdir(parents=True, exist_ok=True)
         path = target / f"{kind}_{step:08d}.jsonl"
         text = "".join(f"{_json_line({'step': step, **row})}\n" for row in rows)
-        write_atomically(path, text.encode(errors="replace"))
+        with named_disk_errors(path):
+            write_atomically(path, text.encode(errors="replace"))
         return path
 
     def sample_files(self, kind: str = "train") -> dict[int, Path]:
@@ -203,13 +204,12 @@ class RunDirectory:
     @staticmethod
     def _append(path: Path, line: bytes) -> None:
         """One write system call, so that a killed process leaves whole lines."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            written = os.write(descriptor, line)
-        except OSError as error:
-            raise QuadrigaError(f"Cannot write to {path}: {error.strerror}.", "free some space and resume") from error
-        finally:
-            os.close(descriptor)
+        with named_disk_errors(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                written = os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
         if written < len(line):
             raise QuadrigaError(f"Cannot write to {path}: the disk is full.", "free some space and resume")
 

@@ -76,9 +76,20 @@ class Timeline:
                 _LOG.warning("%s is full; later phases are not recorded in it", self.path)
                 return
             if size > len(_HEAD) and os.pread(descriptor, len(_TAIL), size - len(_TAIL)) == _TAIL:
-                os.pwrite(descriptor, b",\n" + events + _TAIL, size - len(_TAIL))
+                new, place = b",\n" + events + _TAIL, size - len(_TAIL)
             else:  # new, or not ours: an unfinished trace cannot be continued
-                os.pwrite(descriptor, _HEAD + events + _TAIL, 0)
-                os.ftruncate(descriptor, len(_HEAD) + len(events) + len(_TAIL))
+                new, place = _HEAD + events + _TAIL, 0
+            try:
+                whole = os.pwrite(descriptor, new, place) == len(new)
+            except OSError:
+                whole = False
+            if whole:
+                os.ftruncate(descriptor, place + len(new))
+                return
+            # The disk is full. A picture is no reason to end a run; what is needed says so itself.
+            self._full = True
+            os.pwrite(descriptor, _TAIL if place else b"", place)
+            os.ftruncate(descriptor, place + len(_TAIL) if place else 0)
+            _LOG.warning("%s cannot grow; later phases are not recorded in it", self.path)
         finally:
             os.close(descriptor)

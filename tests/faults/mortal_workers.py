@@ -21,6 +21,22 @@ from quadriga.workers import ActorRolloutRefWorker, CriticWorker
 from quadriga.workers.rollout import RolloutWorker
 
 
+def start_ray(num_cpus: int) -> None:
+    """A Ray of its own whose processes find this module."""
+    import ray
+
+    ray.shutdown()
+    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
+    ray.init(
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env=environment,
+    )
+
+
 def write_plan(run_directory: Path, faults: list[dict[str, Any]]) -> None:
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / "faults.json").write_text(json.dumps(faults))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from mortal_workers import MortalRunner, faults_done, notes, write_plan
+from mortal_workers import MortalRunner, faults_done, notes, start_ray, write_plan
 from test_killed_runs import ALGORITHMS
 from user_run import assert_same_run, merged
 
@@ -26,14 +26,7 @@ def lengths(data_sources, solution_strs, ground_truths, extra_infos):
 
 @pytest.fixture(scope="module")
 def ray_of_four():
-    ray.shutdown()
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},
-    )
+    start_ray(num_cpus=4)
     yield
     ray.shutdown()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from mortal_workers import MortalRunner, faults_done, write_plan
+from mortal_workers import MortalRunner, faults_done, start_ray, write_plan
 from test_killed_runs import ALGORITHMS, STEPS
 from user_run import assert_same_run, merged
 
@@ -25,14 +25,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def ray_session():
-    ray.shutdown()
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},
-    )
+    start_ray(num_cpus=2)
     yield
     ray.shutdown()
 
@@ -78,22 +71,6 @@ def test_a_run_whose_workers_die_again_and_again_equals_an_undisturbed_one(
     met = faults_done(tmp_path / "faulty")
     print(f"{met} deaths, {restarts(tmp_path / 'faulty'):.0f} restarts")
     assert met >= deaths - 2, "two faults at the same moment may be one death"
-    assert_same_run(tmp_path / "whole", tmp_path / "faulty")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_rollout_worker_in_a_pool_of_its_own_is_replaced(ray_session, task, tmp_path):
-    """Killed in the middle of generating: the run goes on, with the same tokens."""
-    pools = {"training": [1], "generation": [1]}
-    placement = {"pools": pools, "roles": {"actor_rollout": "training", "rollout": "generation"}}
-    faults = [{"method": "rollout", "step": step, "rank": 0, "after_ms": step} for step in (3, 5, 7)]
-    write_plan(tmp_path / "faulty", faults)
-    write_plan(tmp_path / "whole", [])
-    run_ppo(configuration(task, tmp_path / "whole", "grpo", 1, placement=placement), MortalRunner)
-    run_ppo(configuration(task, tmp_path / "faulty", "grpo", 1, placement=placement), MortalRunner)
-    assert faults_done(tmp_path / "faulty") == 3
-    assert restarts(tmp_path / "faulty") >= 1
     assert_same_run(tmp_path / "whole", tmp_path / "faulty")
 
 

@@ -146,7 +146,8 @@ def assert_same_run(one: Path, other: Path) -> None:
     expected, found = read_run(one), read_run(other)
     assert len(expected["metrics"]) == len(found["metrics"])
     for ours, theirs in zip(found["metrics"], expected["metrics"]):
-        assert ours == theirs
+        different = {k: (ours.get(k), theirs.get(k)) for k in {*ours, *theirs} if ours.get(k) != theirs.get(k)}
+        assert not different, f"step {theirs['step']}: {different}"
     for part in ("samples", "state", "weights"):
         assert found[part].keys() == expected[part].keys()
         different = [name for name in expected[part] if found[part][name] != expected[part][name]]
