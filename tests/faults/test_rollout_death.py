@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 from mortal_workers import MortalRunner, faults_done, notes, start_ray, write_plan
 from test_killed_runs import ALGORITHMS
 from user_run import assert_same_run, merged
@@ -45,7 +46,8 @@ def configuration(task: dict, folder: Path, engines: int, steps: int, *changes: 
 
 
 def run_here(task: dict, folder: Path, steps: int, *changes: dict) -> Path:
-    """An undisturbed run, all in this process."""
+    """An undisturbed run, all in this process, with as many threads as each of several processes has."""
+    torch.set_num_threads(1)
     trainer = {"executor": "local", "total_training_steps": steps, "default_local_dir": str(folder)}
     run_ppo(merged(task, ALGORITHMS["grpo"], {"trainer": trainer}, *changes))
     return folder
