@@ -15,7 +15,7 @@ import pytest
 
 from quadriga.trainer.main_ppo import run_ppo
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MANAGER = '''
 import torch
