@@ -11,6 +11,7 @@ from pathlib import Path
 from quadriga.doctor.check import Check, Options, run_checks
 from quadriga.doctor.cluster import check_cluster
 from quadriga.doctor.collectives import check_gloo, check_nccl
+from quadriga.doctor.cpu_kernels import check_cpu_kernels
 from quadriga.doctor.cpu_math import check_cpu_math
 from quadriga.doctor.environment import check_environment
 from quadriga.doctor.machine import check_machine, usable_cores
@@ -30,6 +31,7 @@ def checks_for(options: Options) -> list[Check]:
         Check("packages", check_packages),
         Check("torch", check_torch),
         Check("cpu math", check_cpu_math),
+        Check("cpu kernels", check_cpu_kernels),
         Check("gloo", check_gloo),
         Check("nccl", check_nccl),
         Check("ray", check_ray),

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from rollout_models import CONFIGS, VOCAB, own_log_probs, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from quadriga.errors import ConfigError
+from quadriga.models.kernels.cpu.library import SWITCH, kernels
 from quadriga.rollout import Request, SamplingParams, create_engine
 
 
+@pytest.fixture(params=["kernels", "no kernels"])
+def kernels_or_not(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With the kernels in C, and as on a machine without a compiler."""
+    monkeypatch.setenv(SWITCH, str(int(request.param == "kernels")))
+    kernels.cache_clear()
+    yield
+    kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("kernels_or_not")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_log_probs_are_those_of_the_models_own_forward_pass(family: str) -> None:
     """Prompts shorter and longer than a block and a window, shared by three samples, cut into chunks, preempted."""
@@ -31,6 +44,7 @@ def test_log_probs_are_those_of_the_models_own_forward_pass(family: str) -> None
         assert c.log_probs == c.full_log_probs
 
 
+@pytest.mark.usefixtures("kernels_or_not")
 @pytest.mark.parametrize("family", ["gpt2", "gemma2_softcap_window", "qwen3"])
 def test_slots_change_no_bit_in_other_families(family: str) -> None:
     model = tiny_model(family)

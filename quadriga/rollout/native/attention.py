@@ -63,7 +63,8 @@ def paged_attention(
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
     plan.cache.write(layer, k[: plan.num_tokens], v[: plan.num_tokens], plan.write_rows)
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out[plan.num_tokens :] = 0
     if plan.num_decode:
         rows = slice(plan.num_decode)
         if isinstance(plan.decode, DecodeTables):

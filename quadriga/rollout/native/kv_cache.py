@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quadriga.models.kernels.cpu.library import kernels
+from quadriga.models.kernels.cpu.operations import fits, pointers
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -43,9 +46,15 @@ class KVCache:
         self.keys, self.values = (
             [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.layers)] for _ in range(2)
         )
+        self.by_kernel = fits(self.keys[0])
+        """Whether the kernels for CPUs can read and write it."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> None:
         """Put `key` and `value` `[T, kv_heads, head_dim]` at `rows` `[T * kv_heads]`, see `row_index`."""
+        if self.by_kernel and key.stride(2) == value.stride(2) == 1:
+            for x, pool in ((key, self.keys[layer]), (value, self.values[layer])):
+                kernels().write_cache(*pointers(x, rows), *x.shape, *x.stride()[:2], pool.data_ptr())
+            return
         width = self.shape.head_dim
         self.keys[layer].view(-1, width).index_copy_(0, rows, key.reshape(-1, width))
         self.values[layer].view(-1, width).index_copy_(0, rows, value.reshape(-1, width))

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadriga.models.kernels.cpu.operations import fits
 from quadriga.rollout.native.attention import register_paged_attention
 from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.kv_cache import KVCache
@@ -28,7 +27,6 @@ class Runner:
     def __init__(self, module: Any, cache: KVCache, scheduler: Scheduler, table: SlotTable, work: Work) -> None:
         self.module, self.cache, self.scheduler, self.table, self.work = module, cache, scheduler, table, work
         self._attention = register_paged_attention()
-        self._by_kernel = fits(cache.keys[0])
         self._index: DecodeIndex | None = None
         self._index_of: tuple[int, np.ndarray] | None = None
         self.windows: set[int | None] = set()
@@ -112,7 +110,7 @@ class Runner:
         """The index of the last pass, if no block changed hands and the same rows decode."""
         scheduler, known = self.scheduler, self._index_of
         counts = scheduler.num_blocks[slots]
-        if self._by_kernel:
+        if self.cache.by_kernel:
             self.work.blocks += int(counts.sum())
             blocks = torch.from_numpy(scheduler.tables[slots, : counts.max()].astype(np.int64))
             return DecodeTables(blocks, int(scheduler.lengths[slots].max()) + 1)

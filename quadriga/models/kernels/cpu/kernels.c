@@ -220,6 +220,15 @@ void sample_tokens(const float *logits, const float *temperature, const float *u
 
 /* ---- attention of decoding rows ---------------------------------------------------------------------------------- */
 
+/* Row i of x[tokens, heads, size], numbered over tokens and heads, to row rows[i] of `cache`. */
+void write_cache(const float *x, const int64_t *rows, int64_t tokens, int64_t heads, int64_t size, int64_t token_stride,
+                 int64_t head_stride, float *cache) {
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < heads; head++)
+            memcpy(cache + rows[token * heads + head] * size, x + token * token_stride + head * head_stride,
+                   size * sizeof(float));
+}
+
 /* One row's `group` queries over the keys that its blocks hold for one key head, `first` to `last`. */
 INLINE void attend(const float *q, const float *keys, const float *values, const int64_t *table, int64_t kv_heads,
                    int64_t head, int64_t first, int64_t last, int64_t block_size, int64_t group, int64_t size,

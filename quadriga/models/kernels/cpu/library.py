@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "softmax_statistics": (_POINTER, _POINTER, _REAL, _COUNT, _COUNT, *(_POINTER,) * 3),
     "softmax_gradient": (_POINTER, _POINTER, _REAL, *(_POINTER,) * 4, _COUNT, _COUNT),
     "sample_tokens": (*(_POINTER,) * 4, _COUNT, _COUNT, *(_POINTER,) * 3),
+    "write_cache": (_POINTER, _POINTER, *(_COUNT,) * 5, _POINTER),
     "paged_decode": (*(_POINTER,) * 4, _COUNT, _POINTER, *(_COUNT,) * 6, _REAL, _REAL, _COUNT, _POINTER, _POINTER),
 }
 

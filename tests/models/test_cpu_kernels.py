@@ -1,0 +1,134 @@
+"""The kernels for CPUs compute what PyTorch computes, and the same bits for a row whatever is beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quadriga.models.kernels.cpu import library, linear
+from quadriga.models.kernels.cpu.operations import RMSNorm, Rotate, Swiglu, pointers
+
+pytestmark = pytest.mark.skipif(library.kernels() is None, reason="no C compiler on this machine")
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos[:, None] + torch.cat([-x[..., half:], x[..., :half]], -1) * sin[:, None]
+
+
+ANGLES = torch.cat([torch.linspace(0, 9, 33 * 20).view(33, 20)] * 2, -1)
+CASES = {
+    "norm": (
+        lambda x, w: RMSNorm.apply(x, w, 1e-6),
+        lambda x, w: F.rms_norm(x, (40,), w, 1e-6),
+        lambda: (torch.randn(33, 3, 40), torch.randn(40)),
+    ),
+    "swiglu": (Swiglu.apply, lambda g, u: F.silu(g) * u, lambda: (5 * torch.randn(33, 40), torch.randn(33, 40))),
+    "rotary": (
+        lambda x: Rotate.apply(x, ANGLES.cos(), ANGLES.sin()),
+        lambda x: turned(x, ANGLES.cos(), ANGLES.sin()),
+        lambda: (torch.randn(33, 3, 40),),
+    ),
+    "linear": (
+        linear.Linear.apply,
+        F.linear,
+        lambda: (torch.randn(3, 33, 40), torch.randn(70, 40), torch.randn(70)),
+    ),
+    "wide linear": (
+        lambda x, w: linear.Linear.apply(x, w, None),
+        F.linear,
+        lambda: (torch.randn(33, 70), torch.randn(40, 70)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
+    torch.manual_seed(0)
+    ours, theirs, make = CASES[name]
+    inputs = [x.requires_grad_() for x in make()]
+    got, wanted = ours(*inputs), theirs(*inputs)
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-5)
+    by = torch.randn_like(wanted)
+    for mine, other in zip(torch.autograd.grad(got, inputs, by), torch.autograd.grad(wanted, inputs, by), strict=True):
+        torch.testing.assert_close(mine, other, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(rows: int) -> None:
+    """80,000 elements: enough for several threads."""
+    torch.manual_seed(0)
+    gate, up, weight = torch.randn(800, 100) * 4, torch.randn(800, 100), torch.randn(100)
+    middle, norm = Swiglu.apply(gate, up), RMSNorm.apply(gate, weight, 1e-6)
+    for start in range(0, 800 - rows, 37):
+        part = slice(start, start + rows)
+        assert torch.equal(Swiglu.apply(gate[part].clone(), up[part].clone()), middle[part])
+        assert torch.equal(RMSNorm.apply(gate[part].clone(), weight, 1e-6), norm[part])
+
+
+def test_not_a_number_is_passed_on() -> None:
+    x = torch.randn(4, 64)
+    x[2, 5] = float("nan")
+    assert RMSNorm.apply(x, torch.ones(64), 1e-6).isnan().any(1).tolist() == [False, False, True, False]
+    assert Swiglu.apply(x, torch.ones(4, 64)).isnan().sum() == 1
+    outputs = [torch.empty(4) for _ in range(3)]
+    targets = torch.zeros(4, dtype=torch.int64)
+    library.kernels().softmax_statistics(*pointers(x, targets), 1.0, 4, 64, *pointers(*outputs))
+    assert outputs[0].isnan().tolist() == [False, False, True, False]
+
+
+def test_drawn_tokens_follow_the_uniform_numbers() -> None:
+    """Each token is the first at which the distribution function passes the number; the greedy one is the likeliest."""
+    torch.manual_seed(0)
+    rows, vocab = 200, 1000
+    logits, u = torch.randn(rows, vocab) * 3, torch.rand(rows)
+    temperature, greedy = 0.5 + torch.rand(rows), torch.rand(rows) < 0.3
+    sums, tokens, log_probs = torch.empty(rows, 16), torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    library.kernels().sample_tokens(
+        *pointers(logits, temperature, u, greedy), rows, vocab, *pointers(sums, tokens, log_probs)
+    )
+    exact = (logits.double() / temperature.double()[:, None]).log_softmax(-1)
+    drawn = torch.searchsorted(exact.exp().cumsum(-1), u.double()[:, None]).squeeze(1)
+    wanted = torch.where(greedy, logits.argmax(-1), drawn)
+    assert (tokens != wanted).sum() <= 1  # a number may fall on the border of two tokens
+    torch.testing.assert_close(log_probs, exact.gather(1, tokens[:, None]).squeeze(1).float(), atol=1e-5, rtol=1e-6)
+
+
+_WITHOUT_A_COMPILER = textwrap.dedent("""
+    import torch, transformers
+    from quadriga.models.fused import fuse
+    from quadriga.models.kernels.cpu.library import kernels
+    from quadriga.rollout import Request, SamplingParams, create_engine
+    torch.manual_seed(0)
+    shape = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, max_position_embeddings=64)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    engine = create_engine("native", module=model, max_num_seqs=4)
+    (done,) = engine.generate([Request("a", [1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True, seed=1))])
+    print(kernels() is None, done.token_ids)
+""")
+
+
+def test_without_a_compiler_the_same_is_computed_by_pytorch(tmp_path) -> None:
+    def run(**changes: str) -> subprocess.CompletedProcess:
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **changes}
+        return subprocess.run(
+            [sys.executable, "-c", _WITHOUT_A_COMPILER],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+
+    with_kernels, without = run(), run(CC="/nowhere", PATH="/nowhere")
+    assert with_kernels.stdout.startswith("False")
+    assert without.stdout == with_kernels.stdout.replace("False", "True")
+    assert "no C compiler found: install gcc or clang" in without.stderr
