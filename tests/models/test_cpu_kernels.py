@@ -73,6 +73,24 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(rows: int) -> None:
         assert torch.equal(RMSNorm.apply(gate[part].clone(), weight, 1e-6), norm[part])
 
 
+def test_the_number_of_threads_changes_no_bit() -> None:
+    torch.manual_seed(0)
+    x, weight, by = (
+        torch.randn(700, 100, requires_grad=True),
+        torch.randn(100, requires_grad=True),
+        torch.randn(700, 100),
+    )
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(torch.autograd.grad(RMSNorm.apply(x, weight, 1e-6), (x, weight), by))
+    finally:
+        torch.set_num_threads(before)
+    for others in zip(*results, strict=True):
+        assert all(torch.equal(others[0], other) for other in others[1:])
+
+
 def test_not_a_number_is_passed_on() -> None:
     x = torch.randn(4, 64)
     x[2, 5] = float("nan")

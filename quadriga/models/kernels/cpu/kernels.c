@@ -1,8 +1,7 @@
 /* The parts of a language model that are no matrix products, each in one pass over memory, in float32.
 
 Compiled on the machine that runs it (library.py). Rows never share a sum, so a row has the same bits whatever rows are
-beside it and whatever the number of threads; the one exception, the gradient of a norm's weight, says so. Not-a-number
-goes through all of it. */
+beside it, and no sum depends on the number of threads. Not-a-number goes through all of it. */
 
 #include <math.h>
 #include <stdint.h>

@@ -10,6 +10,10 @@ from torch import Tensor
 from quadriga.models.kernels.cpu.library import kernels
 
 
+_NORM_PARTS = 32
+"""Sums that the gradient of a norm's weight is made of: more than threads, and as many whatever the number of threads."""
+
+
 def fits(*tensors: Tensor) -> bool:
     """Whether these kernels can compute with all of `tensors`."""
     return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors) and kernels() is not None
@@ -32,7 +36,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         grad, width, rows = grads[0].contiguous(), weight.numel(), scale.numel()
-        parts = torch.get_num_threads()
+        parts = min(rows, _NORM_PARTS)
         grad_x, grad_weight = torch.empty_like(x), x.new_empty(parts, width)
         sizes = rows, width, parts
         kernels().rms_norm_gradient(*pointers(grad, x, weight, scale), *sizes, *pointers(grad_x, grad_weight))
