@@ -14,12 +14,10 @@ from omegaconf import OmegaConf
 from tiny_policy import write_task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [
-        pytest.param(signal.SIGINT, id="ctrl-c"),
-        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow),
-    ],
+    [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGTERM, id="sigterm")],
 )
 def test_an_interrupted_run_stops_within_seconds_and_resumes(tmp_path, how):
     config = write_task(tmp_path / "task")

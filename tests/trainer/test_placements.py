@@ -107,6 +107,7 @@ def test_a_rollout_apart_writes_the_same_tokens(train, single):
     assert losses(run) == losses(single)
 
 
+@pytest.mark.slow
 def test_two_rollout_engines_apart_from_two_actors_write_the_same_tokens(ray_8, train, single):
     """Real Ray: sharded weights, gathered and pushed through the object store to the other pool."""
     run = train(apart(actor=2, rollout=2))

@@ -73,6 +73,7 @@ def run_until_step(config, run_dir: Path, step: int) -> None:
         process.wait(30)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_stopped(job, tmp_path):
     run_sft(job("whole"))
     run_until_step(job("changed"), tmp_path / "changed", 3)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from quadriga.models.kernels.cpu.library import kernels
 
-
 _NORM_PARTS = 32
 """Sums that the gradient of a norm's weight is made of: more than threads, and as many whatever the number of threads."""
 
