@@ -56,7 +56,7 @@ def test_gradients_of_shared_prompts_are_those_of_whole_rows(family: str) -> Non
     model = model_of(family).to("cuda")
     for parameter in model.parameters():  # the rotary embedding's table stays in float32
         parameter.data = parameter.data.to(torch.bfloat16)
-    assert fuse(model) > 0
+    assert fuse(model, torch.device("cuda")) > 0
     whole = gradients(model, plain.to("cuda"), pull.cuda())
     shared = gradients(model, pack_rows(ids, mask, response_mask, same_prompt).to("cuda"), pull.cuda())
     for name, reference in expected.items():
