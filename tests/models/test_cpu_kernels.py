@@ -146,6 +146,8 @@ def test_without_a_compiler_the_same_is_computed_by_pytorch(tmp_path) -> None:
             check=True,
         )
 
+    (tmp_path / "file").touch()
+    assert run(XDG_CACHE_HOME=str(tmp_path / "file")).stdout.startswith("False")  # no cache: compiled for itself
     with_kernels, without = run(), run(CC="/nowhere", PATH="/nowhere")
     assert with_kernels.stdout.startswith("False")
     assert without.stdout == with_kernels.stdout.replace("False", "True")

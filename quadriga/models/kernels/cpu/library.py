@@ -60,15 +60,7 @@ def load() -> Any:
     """Compile if need be, and load. OSError or SubprocessError where that fails."""
     compiler = _compiler()
     flags = [*_FLAGS, "-shared", str(SOURCE), *_torch_threads(), "-lm"]
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "quadriga"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK)
-    except OSError:
-        usable = False
-    if not usable:
-        folder = Path(tempfile.gettempdir()) / f"quadriga-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _cache_folder()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
     parts = [SOURCE.read_text(), compiler, version, " ".join(flags), _processor(), torch.__version__]
     path = folder / f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
@@ -87,6 +79,18 @@ def load() -> Any:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
     return library
+
+
+def _cache_folder() -> Path:
+    """The user's own; where there is none, a fresh one, since others could have put files into one of a known name."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quadriga"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        pass
+    return Path(tempfile.mkdtemp(prefix="quadriga-kernels-"))
 
 
 def _compiler() -> str:
