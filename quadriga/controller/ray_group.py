@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quadriga.controller.call_record import CallRecord
 from quadriga.controller.calls import Seat, WorkersDied, WorkersLost, death_among, fetch
@@ -17,9 +16,8 @@ from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
 from quadriga.controller.ray_pool import Bundle, RayResourcePool
-from quadriga.controller.resources import RESOURCE_OF_DEVICE
-from quadriga.controller.slot import SlotActor
-from quadriga.errors import ConfigError, QuadrigaError, ResourceError, WorkerError
+from quadriga.controller.slot_process import start_process
+from quadriga.errors import ConfigError, QuadrigaError, WorkerError
 
 GRACE_S = 5.0
 """After one rank raised, the others get so long to finish before they count as stuck (in a collective, say)."""
@@ -268,31 +266,15 @@ class RayWorkerGroup(WorkerGroup):
         return _Crew(list(handles), list(names), seats)
 
     def _start_process(self, bundle: Bundle, suffix: str = "") -> tuple[str, Any]:
-        """Name and handle of a new process in a slot."""
-        pool = self._pool
+        """Name and handle of a process in a slot: one that was started early, else a new one."""
+        pool, members = self._pool, self._members
         assert pool is not None
-        share = 1 / pool.max_colocate_count
-        accelerator = RESOURCE_OF_DEVICE[pool.device]
-        resources = dict(self._members.additional_resources)
-        if accelerator not in (None, "GPU"):
-            resources[str(accelerator)] = share
+        plain = not (self._detached or members.additional_resources or members.options)
+        if plain and (early := pool.take_early(bundle)) is not None:
+            return early
         name = f"{self.name_prefix}{self._label}_{bundle.group_number}:{bundle.index}{suffix}"
-        options: dict[str, Any] = {
-            "num_cpus": pool.cpus_per_slot * share,
-            "num_gpus": share if accelerator == "GPU" else 0,
-            "resources": resources or None,
-            "name": name,
-            "lifetime": "detached" if self._detached else None,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(bundle.group, bundle.index, True),
-            **self._members.options,
-        }
-        try:
-            return name, SlotActor.options(**options).remote()
-        except ValueError as error:
-            raise ResourceError(
-                f"a worker of {self._label} does not fit into a slot of its pool: {error}",
-                "slots hold CPUs and one device; ask for what they have, or give the pool an accelerator_type",
-            ) from None
+        resources, options = members.additional_resources, members.options
+        return name, start_process(pool, bundle, name, self._label, self._detached, resources, options)
 
     def _build(self, ranks: Sequence[int]) -> list[list[Any]]:
         """Let processes construct their workers, one list of pending answers for each role."""

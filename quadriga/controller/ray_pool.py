@@ -25,6 +25,7 @@ from quadriga.controller.resources import (
     shortage,
     slot_need,
 )
+from quadriga.controller.slot_process import EarlyProcesses
 from quadriga.errors import ConfigError, ResourceError
 
 PLACEMENT_TIMEOUT_S = 7.0
@@ -80,6 +81,7 @@ class RayResourcePool(ResourcePool):
         self._nodes: list[Node] = []
         self.node_slots: dict[str, int] = {}
         """Slots on each node, those of the other pools of the same manager included."""
+        self._early: EarlyProcesses | None = None
 
     @property
     def device(self) -> str:
@@ -118,6 +120,14 @@ class RayResourcePool(ResourcePool):
         """The slots in rank order."""
         groups = self.get_placement_groups()
         return [Bundle(g, n, i) for n, (g, slots) in enumerate(zip(groups, self.store)) for i in range(slots)]
+
+    def start_early(self, preparation: str) -> None:
+        """Start the processes of all slots now; see `EarlyProcesses`."""
+        self._early = EarlyProcesses(self, preparation)
+
+    def take_early(self, bundle: Bundle) -> tuple[str, Any] | None:
+        """Name and handle of the process that was started early in a slot, if there is one that nobody has taken."""
+        return self._early.take(bundle) if self._early is not None else None
 
     def shutdown(self) -> None:
         """Give the slots back; workers still in them are killed."""
@@ -221,9 +231,12 @@ class ResourcePoolManager:
         self._reserve(self._new_pools())
 
     def create_resource_pool(self) -> None:
-        """Check that all pools fit the cluster together, then make them. Nothing is left behind if that fails."""
+        """Check that all pools fit the cluster together, then make them, unless `start_early` has done so. Nothing is left
+        behind if that fails."""
         for role, home in self.mapping.items():
             self._require(role, home)
+        if self.resource_pool_dict:
+            return
         allow_connections(self.get_n_gpus())
         pools = self._new_pools()
         nodes = iter(self._reserve(pools))
@@ -240,6 +253,12 @@ class ResourcePoolManager:
             together.update(pool.node_slots)
         for pool in pools.values():
             pool.node_slots = dict(together)
+
+    def start_early(self, preparation: str) -> None:
+        """Make the pools and start the processes of all their slots, which call `preparation`, a `module:function`."""
+        self.create_resource_pool()
+        for pool in self.resource_pool_dict.values():
+            pool.start_early(preparation)
 
     def _new_pools(self) -> dict[str, RayResourcePool]:
         return {

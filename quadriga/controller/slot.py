@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
 import os
 import socket
 import struct
@@ -89,6 +90,14 @@ class Slot:
 
     def set_environment(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
+
+    def prepare(self, variables: dict[str, str], preparation: str) -> None:
+        """Call a `module:function` that makes ready what the workers to come will need."""
+        self._calling_thread = threading.get_ident()
+        os.environ.update(variables)
+        module, _, function = preparation.partition(":")
+        getattr(importlib.import_module(module), function)()
+        self._calling_thread = None
 
     def build(self, role: str, worker_class: type, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
         """Make the worker object of `role` from `(args, kwargs)`."""

@@ -119,8 +119,15 @@ class Worker:
         """Let torch use the device of this worker's slot."""
         import torch
 
-        if self._device != "cpu":
+        if self._device == "cpu":
+            return
+        try:
             getattr(torch, self._device).set_device(self._local_rank)
+        except (AttributeError, AssertionError, RuntimeError) as error:
+            raise ResourceError(
+                f"torch {torch.__version__} cannot use {self._device}:{self._local_rank}: {error}",
+                "`quadriga doctor` says what is missing; trainer.device=cpu trains without it",
+            ) from error
 
     def register_dispatch_info(self, mesh_name: str, dp_rank: int, is_collect: bool = True) -> None:
         """Tell the group this worker's data-parallel rank in a mesh, and whether its answer is one to keep."""

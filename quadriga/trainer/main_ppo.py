@@ -20,10 +20,12 @@ from quadriga.tracking.sinks import check_sinks
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.ppo.role import Role
-from quadriga.workers.base import CALLERS_FOLDER, enter_callers_folder
+from quadriga.workers.callers_folder import CALLERS_FOLDER, enter_callers_folder
 
 RESTART_WAIT_S = 60.0
 """After workers have died, the cluster gets so long to give their slots back, or to bring a new node."""
+PREPARATION = "quadriga.workers.warm_up:warm_up"
+"""What the workers' processes do while the driver reads the data."""
 
 
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
@@ -161,7 +163,16 @@ class TaskRunner:
         enter_callers_folder()
         config = load_config(config)
         self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
-        self.init_resource_pool_mgr(config).check_resources()  # before anything expensive
+        first_pools = self.init_resource_pool_mgr(config)
+        first_pools.check_resources()  # before anything expensive
+        if config.trainer.executor == "ray":
+            first_pools.start_early(PREPARATION)  # they import while this process reads the data
+        try:
+            self._run(config, first_pools)
+        finally:
+            first_pools.shutdown()
+
+    def _run(self, config: Config, first_pools: Any) -> None:
         from quadriga.checkpoint.store import CheckpointStore
         from quadriga.data import create_rl_dataset
         from quadriga.models.load import load_tokenizer
@@ -193,8 +204,9 @@ class TaskRunner:
         def attempt(found: Any, restarts: Restarts) -> Iterator[RayPPOTrainer]:
             """All that a run consists of, made anew, at the step of the checkpoint `found`."""
             resumed_step = found.step if found else -1 if restarts.deaths else None
-            pools = self.init_resource_pool_mgr(config)
+            pools = first_pools
             if restarts.deaths:  # the slots of the workers that are gone come back a little later
+                pools = self.init_resource_pool_mgr(config)
                 pools.wait_s = max(pools.wait_s, RESTART_WAIT_S)
             with open_pool(config) as pool:
                 function = load_reward_manager(config, tokenizer, 0, pool=pool)

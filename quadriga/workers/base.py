@@ -14,6 +14,7 @@ from quadriga.controller.remote_batch import RemoteBatch
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
 from quadriga.protocol import DataProto
+from quadriga.workers.callers_folder import enter_callers_folder
 
 if TYPE_CHECKING:
     from quadriga.checkpoint.background import BackgroundWrite, WriteState
@@ -31,17 +32,6 @@ class WorkerReport:
     device: str
     collectives: str
     threads: int
-
-
-CALLERS_FOLDER = "QUADRIGA_CALLERS_FOLDER"
-"""Names the folder in which the user started the run: relative paths mean the same in every process."""
-
-
-def enter_callers_folder() -> None:
-    """Go to the folder in which the run was started, where this machine has it."""
-    folder = os.environ.get(CALLERS_FOLDER)
-    if folder and os.path.isdir(folder):
-        os.chdir(folder)
 
 
 class RunWorker(Worker):

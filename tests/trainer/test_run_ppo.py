@@ -255,3 +255,13 @@ def test_local_executor_runs_without_ray(tmp_path):
 def test_importing_the_package_is_light(tmp_path):
     code = "import sys, quadriga; print([m for m in ('torch', 'ray', 'transformers', 'hydra') if m in sys.modules])"
     assert python("-c", code, cwd=tmp_path).stdout.strip() == "[]"
+
+
+def test_the_driver_does_not_load_torch(tmp_path):
+    """It only starts Ray and watches: seconds of imports would come before everything else."""
+    code = (
+        "import sys; from quadriga.trainer import main_ppo; from quadriga.trainer.device import detect_local_device; "
+        "detect_local_device(); print([m for m in ('torch', 'transformers', 'tensordict') if m in sys.modules])"
+    )
+    done = python("-c", code, cwd=tmp_path)
+    assert done.stdout.strip() == "[]", done.stderr
