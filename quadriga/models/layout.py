@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -37,20 +37,21 @@ class Run:
     block_of: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
 class SequenceLayout:
     """The segments of a stream of tokens. A token sees the earlier ones of its segment, and all of its prefix.
 
-    Attributes:
+    Not a dataclass: FSDP makes a new one of every dataclass that it hands to a layer, and what is kept here for all
+    layers would be computed again by each.
+
+    Args:
         lengths: tokens of each segment, all ≥ 1, on the host.
         prefixes: the number of the segment that precedes each, −1 for none. A prefix has no prefix itself.
         cu_seqlens: `[segments + 1]` int32 on the device, 0 first: segment i is `[cu_seqlens[i], cu_seqlens[i+1])`.
     """
 
-    lengths: tuple[int, ...]
-    prefixes: tuple[int, ...]
-    cu_seqlens: Tensor
-    _masks: dict[tuple, Tensor] = field(default_factory=dict, repr=False)
+    def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int, ...], cu_seqlens: Tensor) -> None:
+        self.lengths, self.prefixes, self.cu_seqlens = lengths, prefixes, cu_seqlens
+        self._masks: dict[tuple, Tensor] = {}
 
     @classmethod
     def of(cls, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> SequenceLayout:
@@ -59,9 +60,8 @@ class SequenceLayout:
 
     def to(self, device: torch.device | str) -> SequenceLayout:
         moved = SequenceLayout(self.lengths, self.prefixes, to_device(self.cu_seqlens, device))
-        if (
-            self.shares and torch.device(device).type == "cuda"
-        ):  # made on the host, before the device has to wait for them
+        # Made on the host, before the device has to wait for them.
+        if self.shares and torch.device(device).type == "cuda":
             for name in ("context_tokens", "cu_contexts"):
                 moved.__dict__[name] = to_device(getattr(self, name), device)
         return moved
@@ -132,12 +132,13 @@ class SequenceLayout:
     @cached_property
     def context_tokens(self) -> Tensor:
         """`[tokens of all contexts]` index in the stream: each segment's prefix, then the segment. On the device."""
-        pieces = []
-        for i, start in enumerate(self.starts):
-            if (prefix := self.prefixes[i]) >= 0:
-                pieces.append(torch.arange(self.starts[prefix], self.starts[prefix] + self.lengths[prefix]))
-            pieces.append(torch.arange(start, start + self.lengths[i]))
-        return torch.cat(pieces).to(self.cu_seqlens.device)
+        starts, lengths, prefixes = (torch.tensor(x) for x in (self.starts, self.lengths, self.prefixes))
+        # Two pieces for each segment, its prefix (maybe of length 0) and itself: where each begins, and how long it is.
+        begins = torch.stack([starts[prefixes.clamp(min=0)], starts], 1).flatten()
+        counts = torch.stack([lengths[prefixes.clamp(min=0)] * (prefixes >= 0), lengths], 1).flatten()
+        shifts = begins - (counts.cumsum(0) - counts)
+        tokens = torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)
+        return tokens.to(self.cu_seqlens.device)
 
     @cached_property
     def cu_contexts(self) -> Tensor:

@@ -7,6 +7,9 @@ model that gives different log-probs is refused before any training starts.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +25,9 @@ TOLERANCE = 1e-3
 LEAK_TOLERANCE = 1e-5
 """Largest change of a log-prob when another sequence changes: the same computation, so hardly any rounding."""
 
+MAX_THREADS = 16
+"""With more, reading the weights from memory is no faster."""
+
 
 @torch.no_grad()
 def check_packing(policy: PolicyModel, path: str) -> None:
@@ -33,19 +39,34 @@ def check_packing(policy: PolicyModel, path: str) -> None:
     ids = torch.arange(14).view(2, 7) * 7919 % model.get_input_embeddings().weight.shape[0]
     mask = torch.ones_like(ids)
     mask[1, :2] = 0  # the second sequence is shorter, padded on the left
-    try:
-        ours = _packed_log_probs(policy, ids, mask)
-        changed = _packed_log_probs(policy, torch.stack([ids[0].flip(0), ids[1]]), mask)
-    except (TypeError, AttributeError, RuntimeError) as error:
-        why = error.what if isinstance(error, QuadrigaError) else str(error).splitlines()[0]
-        raise _unsupported(model, path, f"its forward pass does not take packed sequences: {why}") from error
-    own = torch.stack([_own_log_probs(model, row[keep.bool()])[-ours.shape[1] :] for row, keep in zip(ids, mask)])
+    with _idle_cores():
+        try:
+            ours = _packed_log_probs(policy, ids, mask)
+            changed = _packed_log_probs(policy, torch.stack([ids[0].flip(0), ids[1]]), mask)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            why = error.what if isinstance(error, QuadrigaError) else str(error).splitlines()[0]
+            raise _unsupported(model, path, f"its forward pass does not take packed sequences: {why}") from error
+        own = torch.stack([_own_log_probs(model, row[keep.bool()])[-ours.shape[1] :] for row, keep in zip(ids, mask)])
     scale = max(1.0, own.abs().max().item())
     if not (ours - own).abs().max().item() <= TOLERANCE * scale:
         raise _unsupported(model, path, f"packed log-probs {ours.tolist()} differ from its own {own.tolist()}")
     if not (ours[1] - changed[1]).abs().max().item() <= LEAK_TOLERANCE * scale:
         raise _unsupported(model, path, "one packed sequence changes the log-probs of the next")
     policy.train(was_training)
+
+
+@contextmanager
+def _idle_cores() -> Iterator[None]:
+    """A worker on a GPU has one thread for the host. Here the whole model runs on the host, and the cores have nothing else
+    to do."""
+    before = torch.get_num_threads()
+    if os.environ.get("QUADRIGA_DEVICE", "cpu") != "cpu":
+        share = (os.cpu_count() or 1) // int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(before, min(share, MAX_THREADS)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _packed_log_probs(policy: PolicyModel, ids: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import os
 def warm_up() -> None:
     """Load the libraries, and touch the device."""
     import torch
-    import transformers.models.auto  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (loaded when first named)
 
     import quadriga.engine
     import quadriga.models.load

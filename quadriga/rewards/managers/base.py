@@ -10,6 +10,7 @@ import torch
 
 from quadriga.errors import DataError, RewardError
 from quadriga.protocol import DataProto
+from quadriga.rewards.decoding import decode_rows
 from quadriga.rewards.functions import RewardFunction
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardResult, RewardSample, metrics
@@ -90,7 +91,7 @@ class BaseRewardManager:
         turns = data.non_tensor_batch.get("__num_turns__")
         rollout_scores = data.non_tensor_batch.get("reward_scores")
         samples = []
-        for row, text in zip(rows, self.tokenizer.batch_decode(responses, skip_special_tokens=True)):
+        for row, text in zip(rows, decode_rows(self.tokenizer, responses)):
             if not isinstance(truths[row], dict) or "ground_truth" not in truths[row]:
                 raise DataError(
                     f"row {row} of the batch has no reward_model.ground_truth, found {truths[row]!r}",
