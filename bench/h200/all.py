@@ -1,6 +1,6 @@
 """All H200 benchmarks in one go: rollout, update, and whole steps through `run_ppo` on Ray.
 
-    python bench/h200/all.py --tokenizer FOLDER --data FOLDER --json FILE [--only rollout update step]
+    python bench/h200/all.py --tokenizer FOLDER --data FOLDER --json FILE [--only rollout update step] [--case grpo]
 
 Prints a short table with the bars, and writes every figure with date, versions and commit as JSON. See `step.py` for the two
 folders. About eight minutes; each part is a program of its own that can be run alone.
@@ -30,6 +30,7 @@ def run_part(part: str, options: argparse.Namespace, folder: Path) -> list[dict[
         command += ["--budget", "65536"]
     if part == "step":
         command += ["--tokenizer", options.tokenizer, "--data", options.data, "--work", str(folder)]
+        command += ["--case", *options.case] if options.case else []
     subprocess.run(command, check=True)
     return json.loads((folder / f"{part}.json").read_text())
 
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--json", required=True)
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--case", nargs="*", help="whole steps of these cases only; see step.py")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: run this on a GPU machine")

@@ -1,16 +1,18 @@
 """A real model learns: SmolLM2-135M-Instruct on sums of two and three numbers, a little SFT and then GRPO.
 
-    python bench/h200/learning.py --model FOLDER --gsm8k FOLDER --work FOLDER [--seeds 1 2] [--steps 100] [--json FILE] [--png FILE]
+    python bench/h200/learning.py --model FOLDER --gsm8k FOLDER --work FOLDER [--seeds 1 2] [--steps 240] [--json FILE] [--png FILE]
 
-SFT on generated problems stops as soon as a third of the held-out ones are right; GRPO goes on from there through `run_ppo`
-on Ray, the seeds side by side. Reported before, between and after: held-out exact match and GSM8K test accuracy (first 256
-problems, last number of a greedy answer), and the gap between the log-probs of rollout and trainer in every step.
+SFT on generated problems stops as soon as a share of the held-out ones is right, early enough that the policy still tries
+things; GRPO goes on from there through `run_ppo` on Ray, the seeds side by side on the same GPU. Reported before, between
+and after: held-out exact match and GSM8K test accuracy (first 256 problems, last number of a greedy answer), and the gap
+between the log-probs of rollout and trainer in every step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -34,17 +36,16 @@ from quadriga.rollout import Request, SamplingParams, create_engine
 from quadriga.tracking.curves import Curve, Panel
 from quadriga.tracking.png_plot import write_png
 
-SFT_TARGET = 0.34
-SFT_BATCH, SFT_MAX_STEPS, SFT_EVAL_EVERY = 64, 240, 8
+SFT_BATCH, SFT_MAX_STEPS, SFT_EVAL_EVERY = 64, 240, 4
 NEW_TOKENS = 40
+STOP_S = 60.0
+"""A run that is told to stop gets this long: it writes a checkpoint first."""
 
 
-def problems(seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def problems(max_value: int, seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Training and held-out rows, half with two operands and half with three, in turn."""
-    both = [
-        generate_arithmetic(operands=n, max_value=99, ops="+-", train_size=4096, test_size=256, seed=seed, style="chat")
-        for n in (2, 3)
-    ]
+    sizes: dict[str, Any] = {"max_value": max_value, "train_size": 4096, "test_size": 256, "seed": seed}
+    both = [generate_arithmetic(operands=n, ops="+-", style="chat", **sizes) for n in (2, 3)]
     train, test = ([row for pair in zip(*(b[part] for b in both)) for row in pair] for part in (0, 1))
     for rows in (train, test):
         for index, row in enumerate(rows):
@@ -121,13 +122,15 @@ class Pupil:
         self.tokenizer.save_pretrained(folder)
 
 
-def sft(model: str, train: list[Any], test: list[Any], word_problems: list[Any], out: Path) -> dict[str, Any]:
+def sft(
+    model: str, target: float, train: list[Any], test: list[Any], word_problems: list[Any], out: Path
+) -> dict[str, Any]:
     start = time.time()
     pupil = Pupil(model, lr=2e-5)
     before = {"held_out": pupil.accuracy(test), "gsm8k": pupil.accuracy(word_problems, 256)}
     print("before", before, flush=True)
     accuracy, steps = before["held_out"], 0
-    while accuracy < SFT_TARGET and steps < SFT_MAX_STEPS:
+    while accuracy < target and steps < SFT_MAX_STEPS:
         at = steps * SFT_BATCH % (len(train) - SFT_BATCH)
         loss = pupil.teach(train[at : at + SFT_BATCH])
         steps += 1
@@ -139,7 +142,7 @@ def sft(model: str, train: list[Any], test: list[Any], word_problems: list[Any],
     return {"before": before, "sft": after, "sft_steps": steps, "sft_seconds": round(time.time() - start, 1)}
 
 
-def reinforce(model: Path, data: Path, run: Path, seed: int, steps: int) -> subprocess.Popen:
+def reinforce(model: Path, data: Path, run: Path, seed: int, options: argparse.Namespace) -> subprocess.Popen:
     rollout = "actor_rollout_ref.rollout"
     arguments = [
         f"actor_rollout_ref.model.path={model}",
@@ -151,15 +154,17 @@ def reinforce(model: Path, data: Path, run: Path, seed: int, steps: int) -> subp
         f"data.max_response_length={NEW_TOKENS}",
         f"data.seed={seed}",
         "algorithm.adv_estimator=grpo",
-        "actor_rollout_ref.actor.optim.lr=1e-5",
-        f"{rollout}.n=8",
+        f"actor_rollout_ref.actor.optim.lr={options.lr}",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576",  # two runs share the GPU
+        f"{rollout}.n={options.samples}",
         f"{rollout}.seed={seed}",
-        f"{rollout}.max_num_seqs=1024",
+        f"{rollout}.max_num_seqs={128 * options.samples}",
         f"{rollout}.gpu_memory_utilization=0.2",
         "trainer.n_gpus_per_node=1",
         "trainer.val_before_train=True",
-        "trainer.test_freq=10",
-        f"trainer.total_training_steps={steps}",
+        "trainer.test_freq=20",
+        f"trainer.total_training_steps={options.steps}",
         f"trainer.default_local_dir={run}",
         "trainer.logger=[console]",
     ]
@@ -167,6 +172,14 @@ def reinforce(model: Path, data: Path, run: Path, seed: int, steps: int) -> subp
     with open(run / "console.log", "w") as log:
         command = [sys.executable, "-m", "quadriga.trainer.main_ppo", *arguments]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def finish(process: subprocess.Popen, deadline: float) -> None:
+    try:
+        process.wait(timeout=max(1.0, deadline - time.time()))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=STOP_S)
 
 
 def held_out(line: dict[str, Any]) -> float | None:
@@ -179,8 +192,12 @@ def main() -> None:
     parser.add_argument("--gsm8k", required=True, help="folder with test.parquet")
     parser.add_argument("--work", required=True)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds for the GRPO runs")
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--max-value", type=int, default=50, help="largest number in a problem")
+    parser.add_argument("--sft-target", type=float, default=0.22, help="held-out share right at which SFT stops")
+    parser.add_argument("--lr", type=float, default=2e-5)
+    parser.add_argument("--samples", type=int, default=16, help="of each of 128 prompts a step")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds for the GRPO runs; then they are stopped")
     parser.add_argument("--json")
     parser.add_argument("--png")
     options = parser.parse_args()
@@ -188,23 +205,24 @@ def main() -> None:
         raise SystemExit("there is no CUDA device here: run this on a GPU machine")
     torch.set_num_threads(1)
     work = Path(options.work)
-    train, test = problems()
+    train, test = problems(options.max_value)
     write_parquet(train, work / "train.parquet")
     write_parquet(test, work / "test.parquet")
     word_problems = pq.read_table(Path(options.gsm8k) / "test.parquet").to_pylist()[:256]
     done = work / "sft.json"
     if not done.exists():
-        done.write_text(json.dumps(sft(options.model, train, test, word_problems, work / "sft")))
+        start_of_rl = sft(options.model, options.sft_target, train, test, word_problems, work / "sft")
+        done.write_text(json.dumps(start_of_rl))
     result = json.loads(done.read_text())
     torch.cuda.empty_cache()
     start = time.time()
     runs = {seed: work / f"grpo-{seed}" for seed in options.seeds}
     processes = []
     for seed, run in runs.items():
-        processes.append(reinforce(work / "sft", work, run, seed, options.steps))
+        processes.append(reinforce(work / "sft", work, run, seed, options))
         time.sleep(5)  # two clusters of Ray that start in the same second look for the same ports
     for process in processes:
-        process.wait(timeout=max(1.0, start + options.limit - time.time()))
+        finish(process, start + options.limit)
     result["grpo_seconds"] = round(time.time() - start, 1)
     curves, gaps = [], []
     for color, (seed, run) in enumerate(runs.items()):
@@ -233,10 +251,10 @@ def main() -> None:
     if options.png:
         span = (0.0, float(options.steps))
         panels = [
-            Panel("Held-out sums", curves, span, is_share=True),
+            Panel("Held-out problems right", curves, span, is_share=True),
             Panel("|log-prob of rollout − of trainer|", gaps, span),
         ]
-        write_png(Path(options.png), panels, "SmolLM2-135M: GRPO after a little SFT", "one H200, two seeds")
+        write_png(Path(options.png), panels, "SmolLM2-135M: GRPO after a little SFT", f"one H200, {len(runs)} seeds")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The whole step through `run_ppo` on Ray: GRPO (or PPO with a critic) on one GPU, from launch.
 
-    python bench/h200/step.py --tokenizer FOLDER --data FOLDER [--case grpo] [--steps 4] [--json FILE]
+    python bench/h200/step.py --tokenizer FOLDER --data FOLDER [--case grpo] [--steps 3] [--json FILE]
 
 Writes a model of the shape with random weights into `--work`, starts `quadriga.trainer.main_ppo` as a user would, reads its
 metrics.jsonl, and ends it after `--steps` steps. The data folder holds train.parquet and test.parquet (`quadriga prep gsm8k`);
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--work", default=tempfile.gettempdir())
     parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for one case")
     parser.add_argument("--json")
     options = parser.parse_args()
