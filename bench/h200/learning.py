@@ -165,6 +165,8 @@ def reinforce(model: Path, data: Path, run: Path, seed: int, options: argparse.N
         "trainer.val_before_train=True",
         "trainer.test_freq=20",
         f"trainer.total_training_steps={options.steps}",
+        f"trainer.save_freq={max(1, options.steps // 4)}",  # a run that is stopped leaves one to examine
+        "trainer.max_actor_ckpt_to_keep=1",
         f"trainer.default_local_dir={run}",
         "trainer.logger=[console]",
     ]
