@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from quadriga.protocol import DataProto
-from quadriga.protocol_columns import object_array
+from quadriga.protocol.columns import object_array
 
 TORCH_DTYPES = sorted(
     {
@@ -55,6 +55,8 @@ def random_array(dtype: np.dtype, shape: tuple[int, ...], seed: int) -> np.ndarr
     return values.reshape(shape)
 
 
+# A NaN is found again as a key only by identity, which no copy keeps.
+keyable = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=8)
 hashable = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=8)
 leaves = (
     hashable
@@ -75,7 +77,7 @@ plain_data = st.recursive(
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.text() | st.just("$"), inner, max_size=3)
-        | st.dictionaries(hashable | st.tuples(hashable), inner, max_size=3)
+        | st.dictionaries(keyable | st.tuples(keyable), inner, max_size=3)
         | st.frozensets(hashable, max_size=3)
         | st.lists(inner, max_size=3).map(object_array)
     ),

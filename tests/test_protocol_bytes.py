@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from quadriga import protocol_codec
 from quadriga.errors import DataError
-from quadriga.protocol import DataProto
+from quadriga.protocol import DataProto, codec
 
 
 def sample() -> DataProto:
@@ -242,7 +241,7 @@ def test_flipped_bits_are_refused_or_harmless(data: st.DataObject) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300))
 def test_garbage_is_refused(garbage: bytes) -> None:
-    for content in (garbage, protocol_codec.MARK + garbage, forge(garbage)):
+    for content in (garbage, codec.MARK + garbage, forge(garbage)):
         with pytest.raises(DataError):
             DataProto.from_bytes(content)
 

@@ -18,8 +18,8 @@ import torch
 
 from quadriga.controller import object_store
 from quadriga.protocol import DataProto
-from quadriga.protocol_columns import require, require_present
-from quadriga.protocol_values import raw_tensor, tensor_from_raw
+from quadriga.protocol.columns import require, require_present
+from quadriga.protocol.values import raw_tensor, tensor_from_raw
 
 PIECE_BYTES = 1 << 20
 """A piece holds at least so much, if there are rows enough: a row that is larger travels alone."""

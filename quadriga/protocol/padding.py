@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quadriga.protocol_columns import require
+from quadriga.protocol.columns import require
 
 if TYPE_CHECKING:
-    from quadriga.protocol import DataProto
+    from quadriga.protocol.data_proto import DataProto
 
 
 class _AutoPadding(type):

@@ -12,7 +12,7 @@ Between processes it goes by pickle protocol 5 (Ray): columns travel as raw buff
 copied into it; the receiver copies each of them once, out of the shared object store into memory of its own. A view
 would save that copy, but Ray maps its store writable into every worker and torch has no read-only tensors, so that one
 in-place operation would silently change the data of all other workers. To disk and to untrusted places it goes as
-bytes that cannot run code (protocol_codec).
+bytes that cannot run code (codec.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from quadriga import protocol_codec
-from quadriga.protocol_columns import (
+from quadriga.protocol import codec
+from quadriga.protocol.columns import (
     as_column,
     check_columns,
     column_bytes,
@@ -52,41 +52,9 @@ from quadriga.protocol_columns import (
     union_two_dict,
     values_equal,
 )
-from quadriga.protocol_future import DataProtoFuture, all_gather_data_proto
-from quadriga.protocol_padding import (
+from quadriga.protocol.padding import (
     DataProtoConfig,
-    fold_batch_dim,
-    pad_dataproto_to_divisor,
-    unfold_batch_dim,
-    unpad_dataproto,
 )
-from quadriga.protocol_values import (
-    deserialize_single_tensor,
-    deserialize_tensordict,
-    serialize_single_tensor,
-    serialize_tensordict,
-)
-
-__all__ = [
-    "DataProto",
-    "DataProtoConfig",
-    "DataProtoFuture",
-    "DataProtoItem",
-    "all_gather_data_proto",
-    "collate_fn",
-    "deserialize_single_tensor",
-    "deserialize_tensordict",
-    "fold_batch_dim",
-    "list_of_dict_to_dict_of_list",
-    "pad_dataproto_to_divisor",
-    "serialize_single_tensor",
-    "serialize_tensordict",
-    "unfold_batch_dim",
-    "union_numpy_dict",
-    "union_tensor_dict",
-    "union_two_dict",
-    "unpad_dataproto",
-]
 
 
 @dataclass
@@ -404,27 +372,27 @@ class DataProto:
 
     def to_bytes(self) -> memoryview:
         """All of it as one read-only bytes-like object. TypeError, naming key and type, for what is not plain data."""
-        return protocol_codec.to_bytes((self.batch, self.non_tensor_batch, self.meta_info))
+        return codec.to_bytes((self.batch, self.non_tensor_batch, self.meta_info))
 
     @classmethod
     def from_bytes(cls, data: Any) -> DataProto:
         """Inverse of `to_bytes`; runs no code from `data`. DataError if `data` is anything else."""
-        return cls(*protocol_codec.from_bytes(data))
+        return cls(*codec.from_bytes(data))
 
     def save_to_disk(self, filepath: str | os.PathLike) -> None:
         """Write to a file, atomically. TypeError, naming key and type, for what is not plain data."""
-        protocol_codec.save(filepath, (self.batch, self.non_tensor_batch, self.meta_info))
+        codec.save(filepath, (self.batch, self.non_tensor_batch, self.meta_info))
 
     @classmethod
     def load_from_disk(cls, filepath: str | os.PathLike) -> DataProto:
         """Inverse of `save_to_disk`; runs no code from the file. DataError, naming it, if it is anything else."""
-        return cls(*protocol_codec.load(filepath))
+        return cls(*codec.load(filepath))
 
     def __getstate__(self) -> tuple:
-        return protocol_codec.to_pickle_state((self.batch, self.non_tensor_batch, self.meta_info))
+        return codec.to_pickle_state((self.batch, self.non_tensor_batch, self.meta_info))
 
     def __setstate__(self, state: tuple) -> None:
-        self.batch, self.non_tensor_batch, self.meta_info = protocol_codec.from_pickle_state(state)
+        self.batch, self.non_tensor_batch, self.meta_info = codec.from_pickle_state(state)
 
     def __copy__(self) -> DataProto:
         batch = None if self.batch is None else self.batch.copy()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
-from quadriga.protocol_columns import object_array, tensor_bytes
+from quadriga.protocol.columns import object_array, tensor_bytes
 
 # (batch, non_tensor_batch, meta_info): the three fields of a DataProto
 Fields: TypeAlias = tuple[TensorDict | None, dict[str, np.ndarray], dict]

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from quadriga.errors import DataError
-from quadriga.protocol_columns import check_columns
-from quadriga.protocol_values import Fields, copy_into, describe, fresh_copy, restore
+from quadriga.protocol.columns import check_columns
+from quadriga.protocol.values import Fields, copy_into, describe, fresh_copy, restore
 
 MARK = b"QUADRIG1"
 _PREFIX = struct.Struct("<8sIIQ")

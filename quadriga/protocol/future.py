@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 
 from quadriga.errors import WorkerError
-from quadriga.protocol_columns import require, tensor_bytes
+from quadriga.protocol.columns import require, tensor_bytes
 
 if TYPE_CHECKING:
-    from quadriga.protocol import DataProto
+    from quadriga.protocol.data_proto import DataProto
 
 
 @dataclass
