@@ -78,7 +78,7 @@ plain_data = st.recursive(
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.text() | st.just("$"), inner, max_size=3)
         | st.dictionaries(keyable | st.tuples(keyable), inner, max_size=3)
-        | st.frozensets(hashable, max_size=3)
+        | st.frozensets(keyable, max_size=3)
         | st.lists(inner, max_size=3).map(object_array)
     ),
     max_leaves=8,
