@@ -32,14 +32,15 @@ INLINE void add_values(const struct query *queries, const int count, const float
     vector sum[QUERIES][VALUE_VECTORS] = {0};
     EACH_BLOCK(sight.table, cache.block_size, first, last) {
         const float *value = values_of(cache, block, sight.head) + within * cache.size + from;
-        int64_t next = values_of(cache, sight.next[at / cache.block_size], sight.head) + within * cache.size + from - value;
-        for (int64_t p = at; p < stop; p++, value += cache.size)
+        const float *next = values_of(cache, sight.next[at / cache.block_size], sight.head) + within * cache.size + from;
+        for (int64_t p = at; p < stop; p++, value += cache.size, next += cache.size)
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) {
                 vector part = *(const vector *)(value + v * LANES);
-                __builtin_prefetch(value + next + v * LANES, 0, 2);
+                __builtin_prefetch(next + v * LANES, 0, 2);
 #pragma GCC unroll 4
-                for (int i = 0; i < count; i++) sum[i][v] = add_product(sum[i][v], spread(weights[i * stride + p]), part);
+                for (int i = 0; i < count; i++)
+                    sum[i][v] = add_product(sum[i][v], spread(weights[i * stride + p]), part);
             }
     }
 #pragma GCC unroll 4
@@ -81,11 +82,10 @@ INLINE void attend_queries(const struct query *queries, const int count, struct 
         const float *keys = keys_of(cache, block, sight.head);
         const float *next = keys_of(cache, sight.next[at / cache.block_size], sight.head);
         float *to = scores + at - within - base;
-        int64_t column = within / LANES * LANES, end = within + stop - at;
-        for (; end - column > (KEY_VECTORS - 1) * LANES; column += KEY_VECTORS * LANES)
-            score_keys(queries, count, keys + column, next + column, KEY_VECTORS, cache, sight.scale, stride, to + column);
-        for (; column < end; column += LANES)
-            score_keys(queries, count, keys + column, next + column, 1, cache, sight.scale, stride, to + column);
+        int64_t c = within / LANES * LANES, end = within + stop - at;
+        for (; end - c > (KEY_VECTORS - 1) * LANES; c += KEY_VECTORS * LANES)
+            score_keys(queries, count, keys + c, next + c, KEY_VECTORS, cache, sight.scale, stride, to + c);
+        for (; c < end; c += LANES) score_keys(queries, count, keys + c, next + c, 1, cache, sight.scale, stride, to + c);
     }
     for (int i = 0; i < count; i++) { /* what others see and a query does not weighs nothing for it */
         float *own = scores + i * stride - base;
@@ -143,7 +143,8 @@ void paged_decode(const struct cache *cache, const float *q, const int64_t *tabl
 #pragma omp parallel for schedule(static) if (rows * heads * size > 1024)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t h = 0; h < heads;) {
-            struct sight sight = {tables + row * table_width, tables + (row + 1 < rows ? row + 1 : row) * table_width, h / group, window, scale, softcap};
+            const int64_t *table = tables + row * table_width, *next = row + 1 < rows ? table + table_width : table;
+            struct sight sight = {table, next, h / group, window, scale, softcap};
             struct query queries[QUERIES];
             int count = 0;
             for (int64_t end = (h / group + 1) * group; count < QUERIES && h < end; count++, h++) {

@@ -8,7 +8,8 @@
 #define VALUE_VECTORS (MANY_REGISTERS ? 4 : 2)
 
 /* Keys [blocks, kv_heads, size, columns], values [blocks, kv_heads, block_size, size]: the keys of a block lie beside each
-other in each dimension, so that LANES of them are multiplied at once. columns: block_size rounded up to a multiple of LANES. */
+other in each dimension, so that LANES of them are multiplied at once. columns: block_size rounded up to a multiple of
+LANES. */
 struct cache {
     float *keys, *values;
     int64_t kv_heads, size, block_size, columns;

@@ -24,6 +24,7 @@ chooses by itself chooses one way here and another way there. */
 #define LANES 4
 #endif
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
 INLINE vector spread(float x) { return x - (vector){0}; }
 
 INLINE vector add_product(vector c, vector a, vector b) {
@@ -37,6 +38,7 @@ INLINE vector add_product(vector c, vector a, vector b) {
     return c + a * b;
 #endif
 }
+
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define MANY_REGISTERS 1 /* 32 of them, not 16 */
 #else

@@ -95,8 +95,9 @@ static void prepare(const struct model *m, const struct layer *l, const struct s
 static void attend_sequence(const struct model *m, const struct layer *l, const struct step *s, struct buffers b,
                         int64_t row, int64_t rows, int64_t head, float *scores) {
     int64_t group = m->heads / m->kv_heads, all = rows * group;
-    int64_t next = s->sequences[row + rows < s->rows ? row + rows : row];
-    struct sight sight = {s->tables + s->sequences[row] * s->table_width, s->tables + next * s->table_width, head, l->window, l->scale, 0.0f};
+    const int64_t *table = s->tables + s->sequences[row] * s->table_width;
+    const int64_t *next = s->tables + s->sequences[row + rows < s->rows ? row + rows : row] * s->table_width;
+    struct sight sight = {table, next, head, l->window, l->scale, 0.0f};
     for (int64_t i = 0; i < all;) {
         struct query queries[QUERIES];
         int count = 0;
