@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadriga.models.kernels.cpu import library, linear
+from quadriga.models.kernels.cpu.memory import huge_zeros
 from quadriga.models.kernels.cpu.operations import RMSNorm, Rotate, Swiglu, pointers
 from quadriga.models.kernels.cpu.structures import Member, Weight
 
@@ -118,6 +119,15 @@ def test_drawn_tokens_follow_the_uniform_numbers() -> None:
     wanted = torch.where(greedy, logits.argmax(-1), drawn)
     assert (tokens != wanted).sum() <= 1  # a number may fall on the border of two tokens
     torch.testing.assert_close(log_probs, exact.gather(1, tokens[:, None]).squeeze(1).float(), atol=1e-5, rtol=1e-6)
+
+
+def test_large_memory_is_zero_and_begins_with_a_huge_page() -> None:
+    large, small = huge_zeros(3, 1000, 1000), huge_zeros(7, 5)
+    assert large.shape == (3, 1000, 1000)
+    assert large.data_ptr() % (2 << 20) == 0
+    assert not large.any()
+    assert torch.equal(large.fill_(1).sum(), torch.tensor(3e6))
+    assert torch.equal(small, torch.zeros(7, 5))
 
 
 STORED, ADDED, GATED = range(3)
