@@ -32,10 +32,17 @@ def fuse(module: nn.Module, device: torch.device) -> int:
     replaced = 0
     for parent in reversed(list(module.modules())):  # the innermost first: what is replaced takes its children along
         for name, child in list(parent.named_children()):
+            if is_altered(child):
+                continue
             if (fused := _fused(child) or (_linear(child) if on_cpu else None)) is not None:
                 setattr(parent, name, fused.train(child.training))
                 replaced += 1
     return replaced
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether somebody has changed how this one module computes: hooks, or a `forward` of its own."""
+    return bool("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _linear(module: nn.Module) -> nn.Module | None:

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadriga.models.kernels.cpu import library, linear
+from quadriga.models.kernels.cpu.memory import huge_zeros
 from quadriga.models.kernels.cpu.operations import RMSNorm, Rotate, Swiglu, pointers
+from quadriga.models.kernels.cpu.structures import Member, Weight
 
 pytestmark = pytest.mark.skipif(library.kernels() is None, reason="no C compiler on this machine")
 
@@ -117,6 +119,76 @@ def test_drawn_tokens_follow_the_uniform_numbers() -> None:
     wanted = torch.where(greedy, logits.argmax(-1), drawn)
     assert (tokens != wanted).sum() <= 1  # a number may fall on the border of two tokens
     torch.testing.assert_close(log_probs, exact.gather(1, tokens[:, None]).squeeze(1).float(), atol=1e-5, rtol=1e-6)
+
+
+def test_large_memory_is_zero_and_begins_with_a_huge_page() -> None:
+    large, small = huge_zeros(3, 1000, 1000), huge_zeros(7, 5)
+    assert large.shape == (3, 1000, 1000)
+    assert large.data_ptr() % (2 << 20) == 0
+    assert not large.any()
+    assert torch.equal(large.fill_(1).sum(), torch.tensor(3e6))
+    assert torch.equal(small, torch.zeros(7, 5))
+
+
+STORED, ADDED, GATED = range(3)
+
+
+def packed(parts: list[tuple[Tensor, Tensor]], by_turns: bool = False) -> tuple[Weight, Tensor]:
+    """Weights and biases side by side, and the memory they lie in."""
+    width, inner = library.kernels().panel_width(), parts[0][0].shape[1]
+    run, period = (width // 2, width) if by_turns else (1, 1)
+    total = sum(len(w) for w, _ in parts)
+    panels, start = torch.zeros(-(-total // width), inner + 1, width), 0
+    for weight, bias in parts:
+        library.kernels().pack_weight(*pointers(weight, bias), *weight.shape, start, run, period, panels.data_ptr())
+        start += run if by_turns else len(weight)
+    return Weight(panels.data_ptr(), inner, len(parts[0][0]) if by_turns else total), panels
+
+
+def multiplied(x: Tensor, weight: Weight, kind: int, out: Tensor, members: int = 1) -> Tensor:
+    out = out.clone()
+    for rank in range(members):
+        strides = x.stride(0), len(x), weight, Member(rank, members), kind
+        library.kernels().packed_product(x.data_ptr(), *strides, out.data_ptr(), out.stride(0))
+    return out
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(1, 1), (7, 5), (40, 33), (256, 64), (301, 97), (33, 130)])
+def test_products_with_packed_weights_are_exact(inner: int, outer: int) -> None:
+    """1 to 300 rows, sizes that are no multiples of anything, rows that lie apart."""
+    torch.manual_seed(0)
+    x = torch.randn(300, inner + 3)[:, :inner]
+    halves = [(torch.randn(n, inner), torch.randn(n)) for n in (outer, outer)]
+    joined, _memory = packed(halves)
+    gated, _more_memory = packed(halves, by_turns=True)
+    before = torch.randn(300, 2 * outer)
+    wanted = [F.linear(x.double(), w.double(), b.double()) for w, b in halves]
+    for rows in (*range(1, 27), 299, 300):
+        part = x[:rows]
+        close = {"atol": 1e-4, "rtol": 1e-5}
+        sums = torch.cat(wanted, 1)[:rows]
+        torch.testing.assert_close(multiplied(part, joined, STORED, before[:rows]), sums.float(), **close)
+        added = multiplied(part, joined, ADDED, before[:rows])
+        torch.testing.assert_close(added, (before[:rows] + sums).float(), **close)
+        middle = multiplied(part, gated, GATED, before[:rows])
+        swiglu = F.silu(wanted[0]) * wanted[1]
+        torch.testing.assert_close(middle[:, :outer], swiglu[:rows].float(), atol=1e-3, rtol=1e-5)
+        assert torch.equal(middle[:, outer:], before[:rows, outer:])  # nothing is written beside the result
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(40, 33), (301, 97)])
+def test_a_row_of_a_product_has_the_same_bits_whoever_computes_it(inner: int, outer: int) -> None:
+    torch.manual_seed(0)
+    x, halves = torch.randn(60, inner), [(torch.randn(n, inner), torch.randn(n)) for n in (outer, outer)]
+    for kind, by_turns in ((STORED, False), (ADDED, False), (GATED, True)):
+        weight, _memory = packed(halves, by_turns)
+        before = torch.randn(60, 2 * outer)
+        whole = multiplied(x, weight, kind, before)
+        assert torch.equal(multiplied(x, weight, kind, before, members=3), whole)
+        for rows in (1, 5, 13):
+            for start in range(0, 60 - rows, 7):
+                part = slice(start, start + rows)
+                assert torch.equal(multiplied(x[part].clone(), weight, kind, before[part]), whole[part])
 
 
 _WITHOUT_A_COMPILER = textwrap.dedent("""

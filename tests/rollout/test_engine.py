@@ -97,7 +97,7 @@ def test_a_deadline_gives_partial_samples(model: Any) -> None:
     late, free = (
         next(c for c in cs if c.request_id == "late")
         for cs in (
-            list(engine.generate([ask("late", new=120, deadline_s=0.05), ask("other", prompt=4, new=10)])),
+            list(engine.generate([ask("late", new=120, deadline_s=0.01), ask("other", prompt=4, new=10)])),
             list(engine.generate([ask("late", new=120)])),
         )
     )

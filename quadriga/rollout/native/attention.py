@@ -8,6 +8,7 @@ attention. So ragged rows cost what they hold, and the blocks of a shared prompt
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def paged_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
-    plan.cache.write(layer, k[: plan.num_tokens], v[: plan.num_tokens], plan.write_rows)
+    plan.cache.write(layer, k[: plan.num_tokens], v[: plan.num_tokens], plan.write_blocks, plan.write_places)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     out[plan.num_tokens :] = 0
     if plan.num_decode:
@@ -94,14 +95,15 @@ def _decode_by_kernel(
     """One query `[B, heads, D]` a row, over all its keys; into the first rows of `out`."""
     shape, rows = plan.cache.shape, q.shape[0]
     plan.windows.add(window)
-    q, scores = q.contiguous(), q.new_empty(rows * shape.heads * tables.longest)
+    room = kernels().paged_decode_room(tables.longest, shape.block_size)
+    q, scores = q.contiguous(), q.new_empty(rows, room)
     kernels().paged_decode(
-        *pointers(q, plan.cache.keys[layer], plan.cache.values[layer], tables.blocks),
+        ctypes.byref(plan.cache.structures[layer]),
+        *pointers(q, tables.blocks),
         tables.blocks.shape[1],
         plan.decode_positions.data_ptr(),
-        *(rows, shape.heads, shape.kv_heads, shape.head_dim, shape.block_size),
-        *(window or 0, scaling, softcap or 0.0, tables.longest),
-        *pointers(scores, out),
+        *(rows, shape.heads, window or 0, scaling, softcap or 0.0),
+        *(scores.data_ptr(), room, out.data_ptr()),
     )
 
 

@@ -73,11 +73,21 @@ class NativeEngine:
         wanted = max_num_seqs * (tokens // block_size + 1) if kv_cache_tokens is None else kv_cache_tokens // block_size
         self.pool = BlockPool(fitting_blocks(self.shape, wanted, memory_fraction))
         self.scheduler = Scheduler(
-            self.pool, block_size, max_num_seqs, tokens, max_num_batched_tokens, self.table.save, on_device=on_cuda
+            self.pool,
+            block_size,
+            max_num_seqs,
+            tokens,
+            max_num_batched_tokens,
+            on_preempt=self.table.save,
+            on_device=on_cuda,
+            closes_gaps=not self.shape.by_kernel,
         )
         self.stop_strings = StopStrings(tokenizer)
         self._limits = Limits(tokens, self.pool.num_blocks * block_size, self.table.vocab_size, tokenizer is not None)
         self._version = 0
+        self._updates = 0
+        self.use_program = True
+        """On a CPU: compute by `Program` where it knows the module."""
         self._needs = Needs()
         self._work = Work()
         self._aborted: set[str] = set()
@@ -120,6 +130,7 @@ class NativeEngine:
         if weights is not None:
             copy_weights(self.module, weights)
         self._version = version
+        self._updates += 1
         return WeightsEcho(version, checksum(self.module.named_parameters()))
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -150,6 +161,11 @@ class NativeEngine:
         runner = self.runner if self.cuda is None else self.cuda.runner
         return runner.windows if runner is not None else set()
 
+    @property
+    def computes_by_program(self) -> bool:
+        """Whether the last generation was computed by `Program` rather than by the module."""
+        return self.runner is not None and self.runner.program is not None
+
     def statistics(self) -> dict[str, float]:
         """What generation cost since the engine was made.
 
@@ -167,6 +183,8 @@ class NativeEngine:
     def _generate(self, requests: list[Request]) -> Iterator[Completion]:
         self._must_be_idle("another generation started")
         self._aborted.clear()
+        if self.runner is not None:
+            self.runner.begin(self._updates, self.use_program)
         now = time.monotonic()
         for request in requests:
             params = request.params

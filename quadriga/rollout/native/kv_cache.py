@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quadriga.models.kernels.cpu.library import kernels
-from quadriga.models.kernels.cpu.operations import fits, pointers
+from quadriga.models.kernels.cpu.memory import huge_zeros
+from quadriga.models.kernels.cpu.operations import pointers
+from quadriga.models.kernels.cpu.structures import COLUMNS, Cache
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,11 @@ class CacheShape:
     def bytes_per_block(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
 
+    @functools.cached_property
+    def by_kernel(self) -> bool:
+        """Whether the kernels for CPUs read and write it."""
+        return self.device.type == "cpu" and self.dtype == torch.float32 and kernels() is not None
+
     @property
     def group(self) -> int:
         """Query heads that read the same key and value head."""
@@ -36,39 +45,41 @@ class CacheShape:
 class KVCache:
     """Keys and values of all layers: `keys[layer]` and `values[layer]` are `[blocks, kv_heads, block_size, head_dim]`.
 
-    Allocated once and never grown. Zeros, because what was never written is multiplied by a weight of 0; on Linux
-    a block that was never written takes no memory.
+    Where the kernels for CPUs read them, a block's keys are `[kv_heads, head_dim, block_size]` instead, with room for a
+    multiple of the kernels' vectors. Allocated once and never grown. Zeros, because what was never written is multiplied
+    by a weight of 0.
     """
 
     def __init__(self, shape: CacheShape, num_blocks: int) -> None:
         self.shape = shape
-        size = (num_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
-        self.keys, self.values = (
-            [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.layers)] for _ in range(2)
-        )
-        self.by_kernel = fits(self.keys[0])
-        """Whether the kernels for CPUs can read and write it."""
+        blocks, size, width = (num_blocks, shape.kv_heads), shape.block_size, shape.head_dim
+        if shape.by_kernel:
+            columns = -(-size // COLUMNS) * COLUMNS
+            self.keys = list(huge_zeros(shape.layers, *blocks, width, columns))
+            self.values = list(huge_zeros(shape.layers, *blocks, size, width))
+            geometry = shape.kv_heads, width, size, columns
+            self.structures = [Cache(*pointers(*pair), *geometry) for pair in zip(self.keys, self.values, strict=True)]
+        else:
+            zeros = lambda: torch.zeros(*blocks, size, width, dtype=shape.dtype, device=shape.device)  # noqa: E731
+            self.keys, self.values = ([zeros() for _ in range(shape.layers)] for _ in range(2))
 
-    def write(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> None:
-        """Put `key` and `value` `[T, kv_heads, head_dim]` at `rows` `[T * kv_heads]`, see `row_index`."""
-        if self.by_kernel and key.stride(2) == value.stride(2) == 1:
-            for x, pool in ((key, self.keys[layer]), (value, self.values[layer])):
-                kernels().write_cache(*pointers(x, rows), *x.shape, *x.stride()[:2], pool.data_ptr())
+    def write(self, layer: int, key: Tensor, value: Tensor, blocks: Tensor, places: Tensor) -> None:
+        """Put `key` and `value` `[T, kv_heads, head_dim]` at `places[T]` of `blocks[T]`."""
+        if self.shape.by_kernel:
+            key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
+            strides = *key.stride()[:2], *value.stride()[:2]
+            cache = ctypes.byref(self.structures[layer])
+            kernels().write_cache(cache, *pointers(key, value, blocks, places), len(key), *strides)
             return
-        width = self.shape.head_dim
-        self.keys[layer].view(-1, width).index_copy_(0, rows, key.reshape(-1, width))
-        self.values[layer].view(-1, width).index_copy_(0, rows, value.reshape(-1, width))
-
-    def row_index(self, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """Rows of `write` for tokens at `offsets[T]` of `blocks[T]`."""
-        heads = torch.arange(self.shape.kv_heads, device=blocks.device)
-        rows = (blocks[:, None] * self.shape.kv_heads + heads) * self.shape.block_size + offsets[:, None]
-        return rows.flatten()
+        for pool, x in ((self.keys[layer], key), (self.values[layer], value)):
+            pool[blocks, :, places] = x
 
     def read(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` keys and values of a sequence that has `blocks`: `[kv_heads, length, head_dim]` each."""
-        pair = (pool[layer].index_select(0, blocks) for pool in (self.keys, self.values))
-        key, value = (x.transpose(0, 1).flatten(1, 2)[:, :length] for x in pair)
+        key, value = (pool[layer].index_select(0, blocks) for pool in (self.keys, self.values))
+        if self.shape.by_kernel:
+            key = key[..., : self.shape.block_size].transpose(2, 3)
+        key, value = (x.transpose(0, 1).flatten(1, 2)[:, :length] for x in (key, value))
         return key, value
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -93,8 +93,9 @@ class StepPlan:
     """`[1, T]`"""
     position_ids: Tensor
     """`[1, T]`"""
-    write_rows: Tensor
-    """Where the keys of the first `num_tokens` tokens go, see `KVCache.write`"""
+    write_blocks: Tensor
+    """`[num_tokens]` blocks that the keys of the tokens go to, and their places in these"""
+    write_places: Tensor
     num_decode: int
     num_tokens: int
     chunks: list[Chunk]

@@ -12,6 +12,8 @@ from quadriga.rollout.native.attention import register_paged_attention
 from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.plan import Chunk, DecodeIndex, DecodeTables, StepPlan, decode_index, padded
+from quadriga.rollout.native.program import Program, Rows
+from quadriga.rollout.native.program_parts import UnknownPartError
 from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.slots import SlotTable
 from quadriga.rollout.native.work import Work
@@ -31,6 +33,23 @@ class Runner:
         self._index_of: tuple[int, np.ndarray] | None = None
         self.windows: set[int | None] = set()
         """Sliding windows that decoding was asked for so far; None: no window."""
+        self.program: Program | None = None
+        """Computes in the module's place where it can, see `begin`."""
+
+    def begin(self, updates: int, use_program: bool) -> None:
+        """Before a generation: let the program compute with the module's weights of now, if it can and may.
+
+        `updates` counts how often the engine was told of new weights.
+        """
+        try:
+            if not (use_program and self.cache.shape.by_kernel):
+                self.program = None
+            elif self.program is None or not self.program.refresh(updates):
+                slots, blocks = self.scheduler.tables.shape
+                self.program = Program(self.module, self.cache, slots, blocks * self.cache.shape.block_size)
+                self.program.refresh(updates)
+        except UnknownPartError:
+            self.program = None
 
     @torch.no_grad()
     def run(self, batch: Batch) -> tuple[Tensor, np.ndarray]:
@@ -39,6 +58,42 @@ class Runner:
         The decoding slots come first, then the samples of the prompts that are complete.
         """
         self.cache.copy_blocks(batch.moves)
+        started = [[s.slot for s in p.members] for p in batch.starting]
+        slots = np.concatenate([batch.slots, *started]) if started else batch.slots
+        decoding = len(batch.slots)
+        logits = self._by_module(batch) if self.program is None else self._by_program(self.program, batch)
+        self._share_tails(batch)
+        if not started:
+            return logits[:decoding], slots
+        of_prompt = np.repeat(np.arange(decoding, decoding + len(started)), [len(s) for s in started])
+        rows = np.concatenate([np.arange(decoding), of_prompt])
+        return logits[torch.from_numpy(rows).to(logits.device)], slots
+
+    def _by_program(self, program: Program, batch: Batch) -> Tensor:
+        scheduler, slots, decoding = self.scheduler, batch.slots, len(batch.slots)
+        tokens, positions = [self.table.last_token.numpy()[slots]], [scheduler.lengths[slots]]
+        owners, lengths, ends = slots.tolist(), [1] * decoding, list(range(decoding))
+        for prefill, start, length in batch.chunks:
+            tokens.append(prefill.ids[start : start + length])
+            positions.append(np.arange(start, start + length))
+            owners.append(prefill.members[0].slot)
+            lengths.append(length)
+            if start + length == prefill.ids.size:
+                ends.append(sum(lengths) - 1)
+        counts = scheduler.num_blocks[owners]
+        rows = Rows(
+            tokens=np.concatenate(tokens),
+            positions=np.concatenate(positions),
+            sequences=np.repeat(np.arange(len(owners)), lengths),
+            outputs=np.array(ends, np.int64),
+            tables=scheduler.tables[owners, : counts.max()],
+        )
+        self.work.rows += len(rows.tokens)
+        self.work.blocks += int(counts[:decoding].sum())
+        self.windows |= program.windows
+        return program.run(rows)
+
+    def _by_module(self, batch: Batch) -> Tensor:
         plan = self._plan(batch)
         with borrowed(self.module, self._attention):
             output = self.module(
@@ -49,15 +104,7 @@ class Runner:
                 plan=plan,
             )
         self.windows |= plan.windows
-        self._share_tails(batch)
-        logits = output.logits[0].float()
-        started = [[s.slot for s in p.members] for p in batch.starting]
-        decoding = len(batch.slots)
-        if not started:
-            return logits[:decoding], batch.slots
-        of_prompt = np.repeat(np.arange(decoding, decoding + len(started)), [len(s) for s in started])
-        rows = np.concatenate([np.arange(decoding), of_prompt])
-        return logits[torch.from_numpy(rows).to(logits.device)], np.concatenate([batch.slots, *started])
+        return output.logits[0].float()
 
     def _share_tails(self, batch: Batch) -> None:
         """Copy the last, not yet full block of each complete prompt to all of its samples, who write into it."""
@@ -97,7 +144,8 @@ class Runner:
             cache=self.cache,
             input_ids=torch.cat([self.table.last_token[slots], new])[None],
             position_ids=position[None],
-            write_rows=self.cache.row_index(blocks_of, position[:tokens] % size),
+            write_blocks=blocks_of,
+            write_places=position[:tokens] % size,
             num_decode=decoding,
             num_tokens=tokens,
             chunks=chunks,
@@ -110,9 +158,9 @@ class Runner:
         """The index of the last pass, if no block changed hands and the same rows decode."""
         scheduler, known = self.scheduler, self._index_of
         counts = scheduler.num_blocks[slots]
-        if self.cache.by_kernel:
+        if self.cache.shape.by_kernel:
             self.work.blocks += int(counts.sum())
-            blocks = torch.from_numpy(scheduler.tables[slots, : counts.max()].astype(np.int64))
+            blocks = torch.from_numpy(scheduler.tables[slots, : counts.max()])
             return DecodeTables(blocks, int(scheduler.lengths[slots].max()) + 1)
         shared = scheduler.num_shared[slots]
         if self._index is None or known is None or known[0] != scheduler.pool.changes or known[1] is not slots:

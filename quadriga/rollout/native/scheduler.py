@@ -41,8 +41,9 @@ class Scheduler:
     Args:
         max_tokens: of the longest sequence.
         on_preempt: called with a running sample that is about to lose its slot.
-        on_device: the block tables live on a device: what changes in them is kept for `take_changes`, gaps between blocks
-            do not matter, and prompts wait until a sixteenth of the slots is free, since a pass over prompts is dear.
+        on_device: the block tables live on a device: what changes in them is kept for `take_changes`, and prompts wait
+            until a sixteenth of the slots is free, since a pass over prompts is dear.
+        closes_gaps: blocks are moved to where decoding reads them in one run; kernels that read block tables need it not.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Scheduler:
         max_batched_tokens: int,
         on_preempt: Callable[[Sequence], None],
         on_device: bool = False,
+        closes_gaps: bool = True,
     ) -> None:
         self.pool, self.block_size = pool, block_size
         self.max_batched_tokens = max_batched_tokens
-        self.on_preempt, self.on_device = on_preempt, on_device
+        self.on_preempt, self.on_device, self.closes_gaps = on_preempt, on_device, closes_gaps and not on_device
         self._changes: list[tuple[int, int, int]] = []
         self.waiting: deque[Prefill] = deque()
         self.prefilling: list[Prefill] = []
@@ -97,7 +99,7 @@ class Scheduler:
             self._add_chunk(chunks, prefill)
         if not (self.on_device and self.running and len(self._free_slots) * 16 < len(self.tables)):
             self._admit(chunks)
-        return Batch(self._slots, chunks, [] if self.on_device else self._close_gaps())
+        return Batch(self._slots, chunks, self._close_gaps() if self.closes_gaps else [])
 
     @property
     def blocks_due(self) -> int:

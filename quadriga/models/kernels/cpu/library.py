@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` for the machine it runs on, once, and loads it.
+"""Compiles the C files beside it for the machine it runs on, once, and loads it.
 
 The compiled file lies in the user's cache under a name made of everything it depends on, so processes that start
 together, other versions and other kinds of machines never meet the wrong one. Where there is no C compiler, or the
@@ -21,13 +21,16 @@ from typing import Any
 
 import torch
 
-SOURCE = Path(__file__).with_name("kernels.c")
+from quadriga.models.kernels.cpu.structures import Member, Weight
+
+_FOLDER = Path(__file__).parent
+SOURCES = sorted(_FOLDER.glob("*.c"))
 SWITCH = "QUADRIGA_CPU_KERNELS"
 """Environment variable: 0 means do without."""
 _FLAGS = (
     *("-O3", "-march=native", "-fPIC", "-fopenmp", "-std=gnu11"),
     # Nothing that lets the compiler compute an element one way in a vector and another way in what is left over.
-    *("-fno-math-errno", "-fno-trapping-math"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
 )
 _POINTER, _COUNT, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -39,9 +42,17 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "softmax_statistics": (_POINTER, _POINTER, _REAL, _COUNT, _COUNT, *(_POINTER,) * 3),
     "softmax_gradient": (_POINTER, _POINTER, _REAL, *(_POINTER,) * 4, _COUNT, _COUNT),
     "sample_tokens": (*(_POINTER,) * 4, _COUNT, _COUNT, *(_POINTER,) * 3),
-    "write_cache": (_POINTER, _POINTER, *(_COUNT,) * 5, _POINTER),
-    "paged_decode": (*(_POINTER,) * 4, _COUNT, _POINTER, *(_COUNT,) * 6, _REAL, _REAL, _COUNT, _POINTER, _POINTER),
+    "write_cache": (*(_POINTER,) * 5, *(_COUNT,) * 5),
+    "paged_decode": (*(_POINTER,) * 3, _COUNT, _POINTER, *(_COUNT,) * 3, _REAL, _REAL, _POINTER, _COUNT, _POINTER),
+    "paged_decode_room": (_COUNT, _COUNT),
+    "panel_width": (),
+    "pack_weight": (_POINTER, _POINTER, *(_COUNT,) * 5, _POINTER),
+    "packed_product": (_POINTER, _COUNT, _COUNT, Weight, Member, ctypes.c_int, _POINTER, _COUNT),
+    "program_room": (_POINTER, _COUNT, _COUNT),
+    "run_program": (_POINTER, _POINTER),
 }
+_COUNTING = ("panel_width", "program_room", "paged_decode_room")
+"""Functions that return a number; the others return nothing."""
 
 
 @functools.cache
@@ -59,10 +70,11 @@ def kernels() -> Any:
 def load() -> Any:
     """Compile if need be, and load. OSError or SubprocessError where that fails."""
     compiler = _compiler()
-    flags = [*_FLAGS, "-shared", str(SOURCE), *_torch_threads(), "-lm"]
+    flags = [*_FLAGS, "-shared", *map(str, SOURCES), *_torch_threads(), "-lm"]
     folder = _cache_folder()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-    parts = [SOURCE.read_text(), compiler, version, " ".join(flags), _processor(), torch.__version__]
+    texts = [path.read_text() for path in (*SOURCES, *sorted(_FOLDER.glob("*.h")))]
+    parts = [*texts, compiler, version, " ".join(flags), _processor(), torch.__version__]
     path = folder / f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if not path.exists():
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as target:
@@ -70,14 +82,14 @@ def load() -> Any:
         try:
             done = subprocess.run([compiler, *flags, "-o", fresh], capture_output=True, text=True, timeout=120)
             if done.returncode:
-                raise OSError(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[-400:]}")
+                raise OSError(f"{compiler} could not compile the kernels: {done.stderr.strip()[-400:]}")
             fresh.replace(path)
         finally:
             fresh.unlink(missing_ok=True)
     library = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, _COUNT if name in _COUNTING else None
     return library
 
 

@@ -1,60 +1,19 @@
-/* The parts of a language model that are no matrix products, each in one pass over memory, in float32.
+/* The parts of a language model that are no matrix products, each in one pass over memory.
 
-Compiled on the machine that runs it (library.py). Rows never share a sum, so a row has the same bits whatever rows are
-beside it, and no sum depends on the number of threads. Not-a-number goes through all of it. */
+Rows never share a sum, so a row has the same bits whatever rows are beside it, and no sum depends on the number of
+threads. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "common.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define GRAIN 16384 /* elements that are worth a thread */
-#define GROUP 64    /* tokens whose likelihoods are summed first when one is drawn */
-
-/* e^x within two units in the last place for x in [-87, 88]; 0 below, e^88 above. A loop over it becomes vector code. */
-INLINE float exp_of(float given) {
-    float x = given < -87.0f ? -87.0f : given;
-    x = x > 88.0f ? 88.0f : x;
-    float n = __builtin_rintf(x * 1.44269504f);
-    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    union {
-        int32_t i;
-        float f;
-    } power = {((int32_t)n + 127) << 23};
-    return given < -87.0f ? 0.0f : p * power.f;
-}
-
-INLINE float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
-
-INLINE float highest_of(const float *x, int64_t n) {
-    float highest = -INFINITY;
-#pragma omp simd reduction(max : highest)
-    for (int64_t i = 0; i < n; i++) highest = x[i] > highest ? x[i] : highest;
-    return highest;
-}
+#define GROUP 64 /* tokens whose likelihoods are summed first when one is drawn */
 
 /* ---- norms ------------------------------------------------------------------------------------------------------- */
 
 /* y = x · scale · weight with scale[row] = 1 / sqrt(mean(x²) + eps), which is kept for the gradient. */
 void rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y, float *scale) {
 #pragma omp parallel for schedule(static) if (rows * width > GRAIN)
-    for (int64_t row = 0; row < rows; row++) {
-        const float *in = x + row * width;
-        float *out = y + row * width, sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < width; i++) sum += in[i] * in[i];
-        float s = 1.0f / sqrtf(sum / width + eps);
-        scale[row] = s;
-#pragma omp simd
-        for (int64_t i = 0; i < width; i++) out[i] = in[i] * s * weight[i];
-    }
+    for (int64_t row = 0; row < rows; row++)
+        scale[row] = norm_row(x + row * width, weight, eps, width, y + row * width);
 }
 
 /* dx, and dweight[part] summed over the rows of each of `parts` runs of neighbours: the caller adds the parts. */
@@ -105,22 +64,17 @@ void rotate(const float *x, const float *cos, const float *sin, int64_t rows, in
     for (int64_t row = 0; row < rows; row++) {
         const float *c = cos + row * 2 * half, *s = sin + row * 2 * half;
         for (int64_t head = 0; head < heads; head++) {
-            const float *a = x + (row * heads + head) * 2 * half, *b = a + half;
-            float *p = y + (row * heads + head) * 2 * half, *q = p + half;
-            if (back) {
+            const float *in = x + (row * heads + head) * 2 * half;
+            float *out = y + (row * heads + head) * 2 * half;
+            if (!back) {
+                rotate_row(in, c, s, half, out);
+                continue;
+            }
 #pragma omp simd
-                for (int64_t i = 0; i < half; i++) {
-                    float left = a[i], right = b[i];
-                    p[i] = left * c[i] + right * s[i + half];
-                    q[i] = right * c[i + half] - left * s[i];
-                }
-            } else {
-#pragma omp simd
-                for (int64_t i = 0; i < half; i++) {
-                    float left = a[i], right = b[i];
-                    p[i] = left * c[i] - right * s[i];
-                    q[i] = right * c[i + half] + left * s[i + half];
-                }
+            for (int64_t i = 0; i < half; i++) {
+                float left = in[i], right = in[i + half];
+                out[i] = left * c[i] + right * s[i + half];
+                out[i + half] = right * c[i + half] - left * s[i];
             }
         }
     }
@@ -215,88 +169,4 @@ void sample_tokens(const float *logits, const float *temperature, const float *u
         tokens[row] = token;
         log_probs[row] = (z[token] - highest) * scale - logf(total);
     }
-}
-
-/* ---- attention of decoding rows ---------------------------------------------------------------------------------- */
-
-/* Row i of x[tokens, heads, size], numbered over tokens and heads, to row rows[i] of `cache`. */
-void write_cache(const float *x, const int64_t *rows, int64_t tokens, int64_t heads, int64_t size, int64_t token_stride,
-                 int64_t head_stride, float *cache) {
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < heads; head++)
-            memcpy(cache + rows[token * heads + head] * size, x + token * token_stride + head * head_stride,
-                   size * sizeof(float));
-}
-
-/* One row's `group` queries over the keys that its blocks hold for one key head, `first` to `last`. */
-INLINE void attend(const float *q, const float *keys, const float *values, const int64_t *table, int64_t kv_heads,
-                   int64_t head, int64_t first, int64_t last, int64_t block_size, int64_t group, int64_t size,
-                   float scale, float softcap, float *scores, float *out) {
-    int64_t length = last - first;
-    for (int64_t at = first; at < last;) {
-        int64_t within = at % block_size, stop = at - within + block_size;
-        stop = stop < last ? stop : last;
-        const float *key = keys + ((table[at / block_size] * kv_heads + head) * block_size + within) * size;
-        for (; at < stop; at++, key += size)
-            for (int64_t g = 0; g < group; g++) {
-                float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-                for (int64_t d = 0; d < size; d++) sum += q[g * size + d] * key[d];
-                scores[g * length + at - first] = sum * scale;
-            }
-    }
-    for (int64_t g = 0; g < group; g++) {
-        float *s = scores + g * length, total = 0.0f;
-        if (softcap > 0)
-            for (int64_t i = 0; i < length; i++) s[i] = softcap * tanhf(s[i] / softcap);
-        float highest = highest_of(s, length);
-#pragma omp simd reduction(+ : total)
-        for (int64_t i = 0; i < length; i++) {
-            s[i] = exp_of(s[i] - highest);
-            total += s[i];
-        }
-        float share = 1.0f / total;
-#pragma omp simd
-        for (int64_t i = 0; i < length; i++) s[i] *= share;
-    }
-    memset(out, 0, group * size * sizeof(float));
-    for (int64_t at = first; at < last;) {
-        int64_t within = at % block_size, stop = at - within + block_size;
-        stop = stop < last ? stop : last;
-        const float *value = values + ((table[at / block_size] * kv_heads + head) * block_size + within) * size;
-        for (int64_t g = 0; g < group; g++) {
-            float *o = out + g * size;
-            for (int64_t i = at; i < stop; i++) {
-                float w = scores[g * length + i - first];
-                const float *v = value + (i - at) * size;
-#pragma omp simd
-                for (int64_t d = 0; d < size; d++) o[d] += w * v[d];
-            }
-        }
-        at = stop;
-    }
-}
-
-/* q and out [rows, heads, size]; keys and values [blocks, kv_heads, block_size, size]; row r sees positions 0 to
-positions[r], at most the last `window` of them (0: all), in the blocks tables[r, :]; scratch [rows, heads, longest]. */
-void paged_decode(const float *q, const float *keys, const float *values, const int64_t *tables, int64_t table_width,
-                  const int64_t *positions, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size,
-                  int64_t block_size, int64_t window, float scale, float softcap, int64_t longest, float *scratch,
-                  float *out) {
-    int64_t group = heads / kv_heads;
-#pragma omp parallel for schedule(static) if (rows * heads * size > 1024)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t head = 0; head < kv_heads; head++) {
-            int64_t last = positions[row] + 1, first = window > 0 && last > window ? last - window : 0;
-            int64_t at = row * heads + head * group;
-            float *scores = scratch + at * longest;
-#define ATTEND(GROUPS, SIZE)                                                                                           \
-    attend(q + at * size, keys, values, tables + row * table_width, kv_heads, head, first, last, block_size, GROUPS,   \
-           SIZE, scale, softcap, scores, out + at * size)
-            if (size == 64 && group == 1) ATTEND(1, 64);
-            else if (size == 64 && group == 2) ATTEND(2, 64);
-            else if (size == 64) ATTEND(group, 64);
-            else if (size == 128) ATTEND(group, 128);
-            else ATTEND(group, size);
-        }
 }
