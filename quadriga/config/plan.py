@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from quadriga.config.command_line import compose_from_arguments
 from quadriga.config.dataset_size import count_rows
 from quadriga.config.load import load_config
+from quadriga.config.local_device import detect_local_device
 from quadriga.config.memory import WorkerMemory, estimate_memory
 from quadriga.config.needs import (
     need_critic,
@@ -121,7 +121,7 @@ def make_plan(config: Config) -> Plan:
     train_rows, why_not = count_rows(config.data.train_files)
     if train_rows is not None and config.data.train_max_samples > 0:
         train_rows = min(train_rows, config.data.train_max_samples)
-    device = config.trainer.device or guess_device()
+    device = config.trainer.device or detect_local_device()
     return Plan(
         prompts=config.data.train_batch_size,
         responses_per_prompt=config.actor_rollout_ref.rollout.n,
@@ -171,13 +171,6 @@ def _pools(config: Config) -> dict[str, Pool]:
         name: Pool(sizes, [part for role in placement.roles_in(name) for part in shown.get(role, [role])])
         for name, sizes in placement.pools.items()
     }
-
-
-def guess_device() -> str:
-    """What `trainer.device=null` will probably become here, told by device files and not by loading torch."""
-    if any(Path("/dev").glob("nvidia[0-9]*")):
-        return "cuda"
-    return "npu" if any(Path("/dev").glob("davinci[0-9]*")) else "cpu"
 
 
 def _host_memory() -> int | None:

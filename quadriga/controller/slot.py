@@ -96,8 +96,10 @@ class Slot:
         self._calling_thread = threading.get_ident()
         os.environ.update(variables)
         module, _, function = preparation.partition(":")
-        getattr(importlib.import_module(module), function)()
-        self._calling_thread = None
+        try:
+            getattr(importlib.import_module(module), function)()
+        finally:
+            self._calling_thread = None
 
     def build(self, role: str, worker_class: type, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
         """Make the worker object of `role` from `(args, kwargs)`."""

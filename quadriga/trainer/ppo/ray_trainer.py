@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from quadriga.algorithms import make_kl_controller
+from quadriga.config.changes import changed_keys
 from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import need_reference_policy
 from quadriga.config.schema import Config
@@ -19,6 +20,7 @@ from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_na
 from quadriga.data import create_rl_loader, validation_batches
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
+from quadriga.protocol.columns import object_array
 from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.journal import KEPT_SAMPLES
 from quadriga.trainer.ppo.listening import listening
@@ -34,7 +36,7 @@ from quadriga.trainer.ppo.row_functions import (
     total_scores,
     widened,
 )
-from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.rows import groups_that_differ, layout, repeat_for_samples
 from quadriga.trainer.ppo.sample_rows import sample_rows
 from quadriga.trainer.ppo.saver import Saver
 from quadriga.trainer.ppo.scoring import SampleScores, can_stream
@@ -150,7 +152,7 @@ class RayPPOTrainer:
             batch = self.scored_rollout(prompts)
             if not wanted.enable:
                 return batch
-            kept.append(self.groups_that_differ(batch, wanted.metric))
+            kept.append(groups_that_differ(batch, wanted.metric, self.config.actor_rollout_ref.rollout.n))
             if sum(map(len, kept)) >= self.rows_per_step:
                 self.metrics["training/num_gen_batches"] = float(tries)
                 return self.stacked(kept)[: self.rows_per_step]
@@ -183,7 +185,7 @@ class RayPPOTrainer:
             add_columns(generated, {name: told[name] for name in ("row_scores", "reward_tensor") if name in told})
             generated.meta_info["reward_metrics"] = told.get("reward_metrics", {})
             for name, values in told.get("reward_extra_info", {}).items():
-                generated.non_tensor_batch[f"reward_{name}"] = _objects(values)
+                generated.non_tensor_batch[f"reward_{name}"] = object_array(values)
         return generated
 
     def generated(self, request: DataProto) -> DataProto:
@@ -220,28 +222,6 @@ class RayPPOTrainer:
                 rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
                 batch.union(reward_model.compute_rm_score(rows))
             self.compute(batch, total_scores, SCORE_COLUMNS)
-
-    def groups_that_differ(self, batch: DataProto, metric: str) -> DataProto:
-        """The rows of the prompts whose samples do not all have the same `metric`."""
-        n = self.config.actor_rollout_ref.rollout.n
-        if metric == "score":
-            values = batch.batch["score"].numpy()
-        else:
-            column = f"reward_{metric}"
-            if column not in batch.non_tensor_batch:
-                known = [
-                    k.removeprefix("reward_")
-                    for k in batch.non_tensor_batch
-                    if k.startswith("reward_") and k != "reward_model"
-                ]
-                raise DataError(
-                    f"algorithm.filter_groups.metric={metric}: the reward does not tell it",
-                    f"it tells {', '.join(known)}",
-                )
-            values = batch.non_tensor_batch[column].astype(float)
-        grouped = values.reshape(-1, n)
-        differ = (grouped != grouped[:, :1]).any(1)
-        return batch[np.repeat(differ, n)]
 
     # ---- 3 to 6: what the update needs ----
 
@@ -483,22 +463,3 @@ _UPDATE_COLUMNS = {
     "returns",
     "values",
 }
-
-
-def changed_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """`key: old → new` for every key that differs."""
-    changed = []
-    for name in dict.fromkeys([*before, *now]):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += changed_keys(old, new, f"{prefix}{name}.")
-        elif old != new:
-            changed.append(f"{prefix}{name}: {old} → {new}")
-    return changed
-
-
-def _objects(values: list[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    for row, value in enumerate(values):
-        column[row] = value
-    return column

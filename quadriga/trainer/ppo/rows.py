@@ -1,4 +1,4 @@
-"""Laying out the rows of a step: repeated for their samples, and dealt to ranks without touching mini-batches."""
+"""Laying out the rows of a step: repeated for their samples, sifted, and dealt to ranks without touching mini-batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from quadriga.controller.remote_batch import RemoteBatch
+from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 
 Batch = TypeVar("Batch", DataProto, RemoteBatch)
@@ -18,6 +19,23 @@ def repeat_for_samples(prompts: Batch, n: int) -> Batch:
     rows = prompts.repeat(n, interleave=True)
     rows.non_tensor_batch["sample_index"] = np.tile(np.arange(n), len(prompts))
     return rows
+
+
+def groups_that_differ(batch: Batch, metric: str, n: int) -> Batch:
+    """The rows of the prompts whose `n` samples do not all have the same `metric`: `score`, or what the reward tells."""
+    if metric == "score":
+        values = batch.batch["score"].numpy()
+    else:
+        column = f"reward_{metric}"
+        if column not in batch.non_tensor_batch:
+            told = [k for k in batch.non_tensor_batch if k.startswith("reward_") and k != "reward_model"]
+            raise DataError(
+                f"algorithm.filter_groups.metric={metric}: the reward does not tell it",
+                f"it tells {', '.join(k.removeprefix('reward_') for k in told)}",
+            )
+        values = batch.non_tensor_batch[column].astype(float)
+    grouped = values.reshape(-1, n)
+    return batch[np.repeat((grouped != grouped[:, :1]).any(1), n)]
 
 
 def layout(lengths: Sequence[int], mini_batches: int, world_size: int, balance: bool) -> np.ndarray:

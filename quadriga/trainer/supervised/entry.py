@@ -8,10 +8,10 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from quadriga.config.local_device import detect_local_device
 from quadriga.config.supervised_load import load_supervised_config, screen_supervised_overrides
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.errors import ConfigError, ResourceError
-from quadriga.trainer.device import detect_local_device
 
 PROCESSES = "--nproc-per-node"
 

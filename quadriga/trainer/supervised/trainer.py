@@ -192,7 +192,7 @@ class SupervisedTrainer:
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
         self._say(f"resumed after step {self.step} of {self.total_steps} from {path}")
-        from quadriga.trainer.ppo.ray_trainer import changed_keys
+        from quadriga.config.changes import changed_keys
 
         if changed := changed_keys(state["config"], asdict(self.config)):
             self._say("with another configuration than before: " + ", ".join(changed))
