@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     data = DataProto.from_dict(tensors={"x": torch.rand(4096, 2048), "y": torch.rand(4096, 2048)})
     print(f"{'workers':>7} {'job':<22} {'plain Ray':>12} {'Quadriga':>12} {'ratio':>6}")
     for workers in (1, 2, 4):

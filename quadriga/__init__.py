@@ -6,6 +6,7 @@ Importing this package is cheap: neither torch nor ray nor transformers is loade
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from quadriga.version import __version__
@@ -22,3 +23,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'quadriga' has no attribute {name!r}")
+
+
+if os.environ.get("QUADRIGA_COMPAT_VERL") == "1":  # this process was started by one that has the alias
+    importlib.import_module("quadriga.compat.verl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,26 @@ def on_config(config: Any) -> Any:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    return markdown.replace(MARKER, render()) if MARKER in markdown else markdown
+    return typeset(markdown.replace(MARKER, render()) if MARKER in markdown else markdown)
+
+
+CODE = re.compile(r"(^```.*?^```|`[^`\n]*`|^(?: {4}|\t).*$|https?://\S+|\]\([^)]*\))", flags=re.DOTALL | re.MULTILINE)
+SUBSCRIPT = re.compile(
+    r"(?<![\w\\])([A-Za-zΑ-Ωα-ωℓ]|len|score|kl)_(\{[^{}\n]+\}|[A-Za-z0-9]{1,3}(?:\([a-z]\))?)(?![\w_])"
+)
+SUM = re.compile(r"([ΣΠ])_(\{[^{}\n]+\}|[a-z])(?![\w_])")
+
+
+def typeset(markdown: str) -> str:
+    """Formulas as formulas: `s_i` and `Σ_{k≥t}` outside code with real subscripts, variables in italics.
+
+    The source stays as people read and write it; no script and no font is needed to see the result.
+    """
+    parts = CODE.split(markdown)
+    for at in range(0, len(parts), 2):  # the others are code
+        text = SUM.sub(lambda m: f"{m[1]}<sub>{m[2].strip('{}')}</sub>", parts[at])
+        parts[at] = SUBSCRIPT.sub(lambda m: f"<i>{m[1]}</i><sub>{m[2].strip('{}')}</sub>", text)
+    return "".join(parts)
 
 
 def render() -> str:

@@ -1,6 +1,6 @@
-"""Draw one step of one or more runs from their timeline.json: a lane for each role and rank, a bar for each call.
+"""Draw steps of one or more runs from their timeline.json: a lane for each role and rank, a bar for each call.
 
-    python scripts/timeline_picture.py docs/images/placement.svg colocated=RUN_A split=RUN_B --step 3
+    python scripts/timeline_picture.py docs/images/placement.svg colocated=RUN_A split=RUN_B --step 3 [--steps 4]
 
 All runs share one scale. Bars are what the workers measured themselves; waiting is white.
 """
@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 COLOURS = {
-    "generate_sequences": ("#4c78a8", "generate"),
+    "generate": ("#4c78a8", "generate"),
     "compute_log_prob": ("#72b7b2", "log-probs"),
     "compute_ref_log_prob": ("#9ecae9", "reference log-probs"),
     "compute_values": ("#eeca3b", "values"),
@@ -35,16 +35,18 @@ class Bar:
     seconds: float
 
 
-def bars_of(run: Path, step: int) -> list[Bar]:
-    """The workers' calls of a step; times in seconds from its start."""
+def bars_of(run: Path, step: int, steps: int) -> list[Bar]:
+    """What the workers did from a step on, for so many steps; times in seconds from its start."""
     events = json.loads((run / "timeline.json").read_text())
     lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    (whole,) = (e for e in events if e["name"] == "step" and e["args"]["step"] == step)
-    end = whole["ts"] + whole["dur"]
-    inside = [
-        e for e in events if e["name"] in COLOURS and lanes[e["tid"]] != "driver" and whole["ts"] <= e["ts"] < end
-    ]
-    return [Bar(lanes[e["tid"]], e["name"], (e["ts"] - whole["ts"]) / 1e6, e["dur"] / 1e6) for e in inside]
+    shown = [e for e in events if e["name"] == "step" and step <= e["args"]["step"] < step + steps]
+    begin, end = min(e["ts"] for e in shown), max(e["ts"] + e["dur"] for e in shown)
+    bars = []
+    for e in events:
+        first, last = max(begin, e.get("ts", 0)), min(end, e.get("ts", 0) + e.get("dur", 0))
+        if e["name"] in COLOURS and lanes[e["tid"]] != "driver" and first < last:
+            bars.append(Bar(lanes[e["tid"]], e["name"], (first - begin) / 1e6, (last - first) / 1e6))
+    return bars
 
 
 def draw(runs: dict[str, list[Bar]]) -> str:
@@ -81,9 +83,12 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("runs", nargs="+", metavar="TITLE=RUN_DIRECTORY")
     parser.add_argument("--step", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1)
     options = parser.parse_args()
     runs = dict(run.split("=", 1) for run in options.runs)
-    options.output.write_text(draw({title: bars_of(Path(run), options.step) for title, run in runs.items()}))
+    options.output.write_text(
+        draw({title: bars_of(Path(run), options.step, options.steps) for title, run in runs.items()})
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,11 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared/ folder beside the checkout (public datasets, seeds); it is not here")
     return folder
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Random numbers of a test that injects faults. Their seed is shown when it fails; the variable repeats them."""
+    seed = int(os.environ.get("QUADRIGA_TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"\nQUADRIGA_TEST_SEED={seed} repeats this test")
+    return random.Random(seed)

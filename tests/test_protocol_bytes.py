@@ -319,6 +319,22 @@ def test_jagged_offsets_outside_the_values_are_refused(offsets: list[int]) -> No
         DataProto.from_bytes(forge(table(x=column), [b"abcd", raw]))
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "bool", "uint8", "int8", "int16"])
+def test_jagged_offsets_of_another_kind_are_refused(kind: str) -> None:
+    """torch would take them as they are, and read memory by them."""
+    raw = np.array([0, 1], dtype=kind).tobytes()
+    column = {"$": "jagged", "values": tensor(0), "offsets": tensor(1, shape=[2], dtype=kind)}
+    with pytest.raises(DataError, match="offsets"):
+        DataProto.from_bytes(forge(table(x=column), [b"abcd", raw]))
+
+
+def test_jagged_offsets_are_one_list() -> None:
+    raw = np.array([[0, 1], [1, 2]]).tobytes()
+    column = {"$": "jagged", "values": tensor(0), "offsets": tensor(1, shape=[2, 2], dtype="int64")}
+    with pytest.raises(DataError, match="offsets"):
+        DataProto.from_bytes(forge(table(x=column), [b"abcd", raw]))
+
+
 def test_forged_containers_are_read_when_they_tell_the_truth() -> None:
     """The lies above are refused for what they say, not because `forge` cannot make a container."""
     data = DataProto.from_bytes(forge(table(x=tensor()), four))

@@ -23,7 +23,9 @@ from quadriga.protocol import DataProto, DataProtoFuture, all_gather_data_proto
 def local_ray() -> Iterator[None]:
     started_here = not ray.is_initialized()
     if started_here:
-        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False
+        )
     yield
     if started_here:
         ray.shutdown()

@@ -1,6 +1,6 @@
 """Generation speed of the native engine on one GPU.
 
-    python bench/h200/rollout.py [--case NAME …] [--rounds 2] [--profile FILE] [--json FILE]
+    python bench/h200/rollout.py [--case NAME …] [--rounds 2] [--exact] [--profile FILE] [--json FILE]
 
 Random weights in bfloat16, prompts of random tokens, end tokens ignored, with the log-prob of every token. The limit is what
 the memory allows: each step reads all weights once and every row's keys and values, and writes and reads the logits.
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from shapes import MATRIX_RATE, MEMORY_BANDWIDTH, config_of, make_model, parameters
 
+from quadriga.models.exact import set_exact
 from quadriga.rollout import Request, SamplingParams, create_engine
 
 
@@ -131,15 +132,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--exact", action="store_true", help="as with trainer.deterministic=exact")
     parser.add_argument("--profile")
     parser.add_argument("--json")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: run this on a GPU machine")
+    set_exact(options.exact)
     results = []
     for name in options.case:
         torch.cuda.reset_peak_memory_stats()
-        results.append(run(name, CASES[name], options.rounds, options.profile))
+        results.append({"exact": options.exact} | run(name, CASES[name], options.rounds, options.profile))
         print(json.dumps(results[-1]), flush=True)
         torch.cuda.empty_cache()
     if options.json:

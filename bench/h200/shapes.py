@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 MEMORY_BANDWIDTH = 4.3e12
 """Bytes a second of a large device-to-device copy on this machine, read and written."""
@@ -29,9 +29,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 8960,
     },
 }
+FAMILIES = {"gemma2": Gemma2Config, "qwen3": Qwen3Config}
+"""Other families with the 0.5B shape."""
 
 
-def config_of(shape: str) -> Qwen2Config:
+def config_of(shape: str) -> PreTrainedConfig:
+    """A key of `SHAPES`, or of `FAMILIES`."""
+    if shape in FAMILIES:
+        return FAMILIES[shape](**_QWEN, **SHAPES["0.5B"], head_dim=64)
     return Qwen2Config(**_QWEN, **SHAPES[shape])
 
 

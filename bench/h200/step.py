@@ -4,7 +4,8 @@
 
 Writes a model of the shape with random weights into `--work`, starts `quadriga.trainer.main_ppo` as a user would, reads its
 metrics.jsonl, and ends it after `--steps` steps. The data folder holds train.parquet and test.parquet (`quadriga prep gsm8k`);
-the tokenizer is Qwen2.5's. 512 new tokens, end tokens ignored, one optimiser step.
+the tokenizer is Qwen2.5's. 512 new tokens, end tokens ignored, one optimiser step; in the cases with a long tail up to 2,048 new
+tokens, and one token of 506 ends a sample, so that most are short and a few of them long.
 """
 
 from __future__ import annotations
@@ -27,16 +28,26 @@ from shapes import MATRIX_RATE, config_of, make_model, train_flops
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"shape": "0.5B", "prompts": 128, "samples": 8},
     "ppo with critic, half batch": {"shape": "0.5B", "prompts": 64, "samples": 8, "estimator": "gae"},
+    "grpo, exact": {"shape": "0.5B", "prompts": 128, "samples": 8, "settings": ["trainer.deterministic=exact"]},
     "1.5B": {"shape": "1.5B", "prompts": 128, "samples": 8},
+    "long tail": {"shape": "0.5B", "prompts": 128, "samples": 8, "end_tokens": 300, "response": 2048},
 }
+CASES["long tail, free, 1 ahead"] = CASES["long tail"] | {
+    "settings": ["async_training.staleness=1", "async_training.mode=free"]
+}
+CASES["long tail, ordered, 1 ahead"] = CASES["long tail"] | {"settings": ["async_training.staleness=1"]}
 STOP_S = 90.0
 """A run that is told to stop gets this long: it writes a checkpoint first."""
 PHASES = ("gen", "reward", "values", "adv", "update_critic", "update_actor", "update_weights", "step")
 
 
-def write_model(shape: str, folder: Path, tokenizer: Path) -> None:
+def write_model(shape: str, folder: Path, tokenizer: Path, end_tokens: int) -> None:
+    """Random weights make all tokens about as likely, so the number of those that end a sample says how long samples get."""
     if not (folder / "model.safetensors").exists():
-        make_model(shape, torch.bfloat16).save_pretrained(folder)
+        model = make_model(shape, torch.bfloat16)
+        if end_tokens:
+            model.generation_config.eos_token_id = list(range(1000, 1000 + end_tokens))
+        model.save_pretrained(folder)
         for file in tokenizer.iterdir():
             shutil.copy(file, folder)
     torch.cuda.empty_cache()
@@ -50,10 +61,10 @@ def overrides(case: dict[str, Any], model: Path, data: Path, run: Path, steps: i
         f"data.val_files={data}/test.parquet",
         f"data.train_batch_size={case['prompts']}",
         "data.max_prompt_length=512",
-        "data.max_response_length=512",
+        f"data.max_response_length={case.get('response', 512)}",
         f"algorithm.adv_estimator={case.get('estimator', 'grpo')}",
         f"{rollout}.n={case['samples']}",
-        f"{rollout}.ignore_eos=True",
+        f"{rollout}.ignore_eos={'end_tokens' not in case}",
         f"{rollout}.max_num_seqs={rows}",
         f"{rollout}.max_num_batched_tokens=16384",
         "trainer.n_gpus_per_node=1",
@@ -61,14 +72,16 @@ def overrides(case: dict[str, Any], model: Path, data: Path, run: Path, steps: i
         f"trainer.total_training_steps={steps + 3}",
         f"trainer.default_local_dir={run}",
         "trainer.logger=[console]",
+        *case.get("settings", ()),
     ]
 
 
 def run_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     case = CASES[name]
     work = Path(options.work)
-    model, run = work / f"model-{case['shape']}", Path(tempfile.mkdtemp(dir=work))
-    write_model(case["shape"], model, Path(options.tokenizer))
+    ends = case.get("end_tokens", 0)
+    model, run = work / f"model-{case['shape']}-{ends}", Path(tempfile.mkdtemp(dir=work))
+    write_model(case["shape"], model, Path(options.tokenizer), ends)
     command = [sys.executable, "-m", "quadriga.trainer.main_ppo"]
     command += overrides(case, model, Path(options.data).resolve(), run, options.steps)
     started = time.time()
@@ -120,7 +133,7 @@ def figures(case: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         "steps": [round(line["timing_s/step"], 2) for line in lines],
         "seconds": seconds,
         "tokens_trained": round(tokens),
-        "rollout_tokens_per_s": round(rows * last["response_length/mean"] / seconds["gen"]),
+        "rollout_tokens_per_s": round(rows * last["response_length/mean"] / max(1e-3, seconds["gen"])),
         "update_tokens_per_s": round(tokens / update),
         "update_mfu": round(train_flops(count, config, [round(length)] * rows) / update / MATRIX_RATE, 3),
         "logprob_gap": last.get("rollout/logprob_diff_mean"),

@@ -1,6 +1,6 @@
 """Speed of the GRPO update on one GPU.
 
-    python bench/h200/update.py [--shape 0.5B] [--budget TOKENS] [--rounds 2] [--profile FILE] [--json FILE]
+    python bench/h200/update.py [--shape 0.5B] [--budget TOKENS] [--rounds 2] [--exact] [--profile FILE] [--json FILE]
 
 1,024 rows of prompts as long as GSM8K's and 512 response tokens, one optimiser step, bfloat16 compute over float32 weights.
 """
@@ -18,6 +18,7 @@ from shapes import MATRIX_RATE, make_model, parameters, train_flops
 from quadriga.config.schema_models import ActorConfig, OptimConfig
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
+from quadriga.models.exact import set_exact
 from quadriga.models.policy import PolicyModel
 from quadriga.protocol import DataProto
 from quadriga.workers.losses import actor_loss
@@ -42,11 +43,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--budget", type=int, nargs="*", default=[32768])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--exact", action="store_true", help="as with trainer.deterministic=exact")
     parser.add_argument("--profile")
     parser.add_argument("--json")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: run this on a GPU machine")
+    set_exact(options.exact)
     torch.set_num_threads(1)  # as a worker of a run has: more only get into each other's way
     model = make_model(options.shape, torch.float32, attn_implementation=register_packed_attention()).train()
     count, config = parameters(model), model.config
@@ -71,6 +74,7 @@ def main() -> None:
         results.append(
             {
                 "shape": options.shape,
+                "exact": options.exact,
                 "budget": budget,
                 "tokens": sum(lengths),
                 "tokens_per_s": round(sum(lengths) / best),

@@ -28,7 +28,7 @@ __all__ = ["RewardManager", "main", "main_task"]
 @ray.remote(num_cpus=0)
 def main_task(config: Any) -> None:
     """The whole run, inside the cluster."""
-    watch_here(TaskRunner(), config)
+    watch_here(TaskRunner(), config, load_config(config))
 
 
 @hydra.main(config_path="config", config_name="ppo_trainer_split", version_base=None)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from quadriga.algorithms import (  # noqa: F401  (they register what they have)
+    composed_advantages,
+    stale_losses,
+    token_baselines,
+    trust_region_losses,
+)
 from quadriga.algorithms.advantages import (
     adv_estimator_names,
     compute_advantage,
@@ -18,7 +24,9 @@ from quadriga.algorithms.aggregate import (
 from quadriga.algorithms.correction import (
     RolloutCorrection,
     correct_rollout,
+    effective_sample_size,
     mismatch_metrics,
+    staleness_metrics,
 )
 from quadriga.algorithms.groups import group_ids_from_uids
 from quadriga.algorithms.kl import (
@@ -40,8 +48,8 @@ from quadriga.algorithms.policy_losses import (
     register_policy_loss,
 )
 from quadriga.algorithms.preference import DPO_LOSSES, dpo_loss, pairwise_reward_loss
-from quadriga.algorithms.registry import Registry
 from quadriga.algorithms.value_loss import value_loss
+from quadriga.registry import Registry
 
 __all__ = [
     "AGGREGATION_MODES",
@@ -60,6 +68,7 @@ __all__ = [
     "count_tokens_and_sequences",
     "default_agg_mode",
     "dpo_loss",
+    "effective_sample_size",
     "entropy_loss",
     "get_adv_estimator",
     "get_policy_loss",
@@ -78,5 +87,6 @@ __all__ = [
     "register_adv_est",
     "register_kl_estimator",
     "register_policy_loss",
+    "staleness_metrics",
     "value_loss",
 ]

@@ -8,7 +8,10 @@ dtype of the rewards and 0 where the mask is 0. It takes those of the following 
 - `group_ids[B]`: integers, equal for responses to the same prompt;
 - `values[B, T]`: the critic's, of the state before each token;
 - `reward_baselines[B]`: the score of the greedy response to the row's prompt;
-- `gamma`, `lam`, `norm_adv_by_std_in_grpo`, `f_norm`: from `algorithm.*`.
+- `old_log_prob`, `sum_pi_squared`, `rollout_is_weights` `[B, T]`: see `token_baselines`;
+- `reward_components`, `trajectory_ids`, `step_ids`, `observation_ids`: see `composed_advantages`;
+- `gamma`, `lam`, `norm_adv_by_std_in_grpo`, `f_norm`, `handle_zero_tail`, `gdpo_reward_weights`, `gigpo_*`: from `algorithm.*`;
+- `metrics`: a dict to which it may add figures of its own.
 
 The outcome estimators judge the row as a whole by its score s_i = Σ_t r_t (over all t: a score is not lost if it was
 put on a token that is not the policy's); their returns are the advantages themselves. The estimators that go through
@@ -25,8 +28,8 @@ from torch import Tensor
 
 from quadriga.algorithms.groups import PromptGroups, group_ids_from_uids
 from quadriga.algorithms.masked import WHITEN_EPS, as_bool, masked_whiten, row_blocks, token_counts
-from quadriga.algorithms.registry import Registry
 from quadriga.errors import DataError
+from quadriga.registry import Registry
 
 STD_EPS = 1e-6
 
@@ -39,6 +42,9 @@ _HOW_TO_GET = {
     "values": "this estimator needs a critic; enable it, or choose one that does without (grpo, rloo, …)",
     "group_ids": "give the prompt of every row (the batch's uid), equal for responses to the same prompt",
     "reward_baselines": "score one greedy response per prompt and give its score for every row",
+    "old_log_prob": "this estimator needs the log-probs of the policy at the step's start, [rows, tokens]",
+    "sum_pi_squared": "this estimator needs Σπ² of the policy before each token, [rows, tokens]",
+    "reward_components": "set algorithm.gdpo_reward_keys to keys of the dict that the reward function returns",
 }
 
 
@@ -95,7 +101,7 @@ def gae(
     return masked_whiten(advantages, mask), returns
 
 
-@register_adv_est("grpo")
+@register_adv_est("grpo", "grpo_vectorized")
 def grpo(
     *, token_level_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_adv_by_std_in_grpo: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -104,23 +110,23 @@ def grpo(
     Without the division when `norm_adv_by_std_in_grpo` is false (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783). The std
     is the unbiased one; a group of one has advantage 0.
     """
-    scores, groups = _scores(token_level_rewards), PromptGroups.of(group_ids)
+    scores, groups = scores_of(token_level_rewards), PromptGroups.of(group_ids)
     advantages = scores - groups.mean(scores)
     if norm_adv_by_std_in_grpo:
         advantages = advantages / (groups.std(scores) + STD_EPS)
-    return _over_tokens(advantages, token_level_rewards, response_mask)
+    return over_tokens(advantages, token_level_rewards, response_mask)
 
 
-@register_adv_est("rloo")
+@register_adv_est("rloo", "rloo_vectorized")
 def rloo(*, token_level_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = s_i − mean of the others in the group.
 
     Equal to n/(n−1) · (s_i − group mean); a group of one has advantage 0.
     """
-    scores, groups = _scores(token_level_rewards), PromptGroups.of(group_ids)
+    scores, groups = scores_of(token_level_rewards), PromptGroups.of(group_ids)
     size = groups.size()
     advantages = (scores - groups.mean(scores)) * size / (size - 1).clamp(min=1)
-    return _over_tokens(advantages, token_level_rewards, response_mask)
+    return over_tokens(advantages, token_level_rewards, response_mask)
 
 
 @register_adv_est("reinforce_plus_plus")
@@ -131,7 +137,7 @@ def reinforce_plus_plus(
 
     n(t) is the policy's next token after t: a gap neither discounts nor ends the return.
     """
-    returns = _return_to_go(token_level_rewards, response_mask, gamma)
+    returns = return_to_go(token_level_rewards, response_mask, gamma)
     return masked_whiten(returns, response_mask), returns
 
 
@@ -144,20 +150,20 @@ def reinforce_plus_plus_baseline(
     The whitening is over tokens, so a row counts as often as it has tokens; as its tokens are all alike, the moments
     are taken over rows, weighted by length.
     """
-    scores, length = _scores(token_level_rewards), token_counts(response_mask).double()
+    scores, length = scores_of(token_level_rewards), token_counts(response_mask).double()
     centred = scores - PromptGroups.of(group_ids).mean(scores)
     tokens = length.sum()
     if tokens == 0:
         raise DataError("No row of the batch has a token.", "look at why the response mask is empty")
     centred = centred - (length * centred).sum() / tokens
     variance = (length * centred.square()).sum() / (tokens - 1).clamp(min=1)
-    return _over_tokens(centred * torch.rsqrt(variance + WHITEN_EPS), token_level_rewards, response_mask)
+    return over_tokens(centred * torch.rsqrt(variance + WHITEN_EPS), token_level_rewards, response_mask)
 
 
 @register_adv_est("remax")
 def remax(*, token_level_rewards: Tensor, response_mask: Tensor, reward_baselines: Tensor) -> tuple[Tensor, Tensor]:
     """ReMax (Li et al. 2023, arXiv 2310.10505): A_t = Σ_{k≥t} r_k − score of the greedy response to the same prompt."""
-    returns = _return_to_go(token_level_rewards, response_mask, gamma=1.0)
+    returns = return_to_go(token_level_rewards, response_mask, gamma=1.0)
     baseline = reward_baselines.to(returns.dtype).unsqueeze(-1)
     return (returns - baseline).masked_fill_(~as_bool(response_mask), 0), returns
 
@@ -168,10 +174,10 @@ def opo(*, token_level_rewards: Tensor, response_mask: Tensor, group_ids: Tensor
 
     A_i = s_i − Σ_j len_j s_j / Σ_j len_j over the group.
     """
-    scores, groups = _scores(token_level_rewards), PromptGroups.of(group_ids)
+    scores, groups = scores_of(token_level_rewards), PromptGroups.of(group_ids)
     length = token_counts(response_mask).double()
     baseline = groups.total(length * scores) / groups.total(length).clamp(min=1)
-    return _over_tokens(scores - baseline, token_level_rewards, response_mask)
+    return over_tokens(scores - baseline, token_level_rewards, response_mask)
 
 
 @register_adv_est("grpo_passk")
@@ -183,11 +189,11 @@ def grpo_passk(
     A_best = (best − second best) / (std + 1e-6), undivided when `norm_adv_by_std_in_grpo` is false; 0 for the others,
     for a shared first place, and in a group of one.
     """
-    scores, groups = _scores(token_level_rewards), PromptGroups.of(group_ids)
+    scores, groups = scores_of(token_level_rewards), PromptGroups.of(group_ids)
     advantages = groups.lead(scores)
     if norm_adv_by_std_in_grpo:
         advantages = advantages / (groups.std(scores) + STD_EPS)
-    return _over_tokens(advantages, token_level_rewards, response_mask)
+    return over_tokens(advantages, token_level_rewards, response_mask)
 
 
 @register_adv_est("gpg")
@@ -198,25 +204,25 @@ def gpg(
 
     α = B / (number of rows with a non-zero score): groups that are all wrong must not shrink the gradient.
     """
-    scores = _scores(token_level_rewards)
+    scores = scores_of(token_level_rewards)
     alpha = len(scores) / scores.count_nonzero().clamp(min=1).double()
     advantages = alpha * (scores - PromptGroups.of(group_ids).mean(scores)) / f_norm
-    return _over_tokens(advantages, token_level_rewards, response_mask)
+    return over_tokens(advantages, token_level_rewards, response_mask)
 
 
-def _scores(token_level_rewards: Tensor) -> Tensor:
+def scores_of(token_level_rewards: Tensor) -> Tensor:
     """s_i = Σ_t r, `[B]`, in float64: equal scores then have a spread of exactly 0."""
     return token_level_rewards.sum(-1).double()
 
 
-def _over_tokens(advantages: Tensor, like: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+def over_tokens(advantages: Tensor, like: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """One number a row `[B]` → the same number on each of the row's tokens `[B, T]`, as advantages and as returns."""
     spread = torch.where(as_bool(response_mask), advantages.to(like.dtype).unsqueeze(-1), 0)
     return spread, spread
 
 
 @torch.no_grad()
-def _return_to_go(token_level_rewards: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
+def return_to_go(token_level_rewards: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
     """G_t = r_t + γ G_n(t) over the policy's tokens, `[B, T]`; 0 elsewhere."""
     mask = as_bool(response_mask)
     returns = torch.empty_like(token_level_rewards)
@@ -246,7 +252,9 @@ def _check(rewards: Tensor, inputs: dict[str, Any]) -> None:
         )
     rows, tokens = rewards.shape
     by_row, by_token = (rows,), (rows, tokens)
-    expected = {"response_mask": by_token, "values": by_token, "group_ids": by_row, "reward_baselines": by_row}
+    per_row = ("group_ids", "reward_baselines", "trajectory_ids", "step_ids", "observation_ids")
+    per_token = ("response_mask", "values", "old_log_prob", "sum_pi_squared", "rollout_is_weights")
+    expected = dict.fromkeys(per_row, by_row) | dict.fromkeys(per_token, by_token)
     for key, shape in expected.items():
         given = inputs.get(key)
         if given is not None and tuple(given.shape) != shape:

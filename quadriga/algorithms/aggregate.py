@@ -7,7 +7,7 @@ whole mini-batch. (Where gradients are averaged over ranks rather than added, mu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -20,13 +20,18 @@ AggregationMode = Literal[
 ]
 AGGREGATION_MODES: tuple[str, ...] = get_args(AggregationMode)
 
-# Losses whose unit is the sequence. It is a default only: a configured mode is always honoured.
-_SEQUENCE_LOSSES = ("gspo", "geo_mean")
+# What the papers use. It is a default only: a configured mode is always honoured.
+_DEFAULT_MODES = {
+    "gspo": "seq-mean-token-mean",
+    "geo_mean": "seq-mean-token-mean",
+    "sapo": "seq-mean-token-mean",
+    "luspo": "seq-mean-token-sum",
+}
 
 
 def default_agg_mode(loss_mode: str) -> str:
     """The aggregation that a policy loss's paper uses, for when `actor.loss_agg_mode` is left unset."""
-    return "seq-mean-token-mean" if loss_mode in _SEQUENCE_LOSSES else "token-mean"
+    return _DEFAULT_MODES.get(loss_mode, "token-mean")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Aggregation:
         loss_scale_factor: the constant c.
         response_length: c where `loss_scale_factor` is None: the response length to which the mini-batch is padded.
             It is one number for all micro-batches, whatever they themselves are padded to.
+        token_weights: constants `[B, T]` that multiply the loss of these rows' tokens; see `weighted`.
     """
 
     mode: str
@@ -55,6 +61,7 @@ class Aggregation:
     num_sequences: float
     loss_scale_factor: float | None = None
     response_length: int | None = None
+    token_weights: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.mode not in AGGREGATION_MODES:
@@ -76,8 +83,16 @@ class Aggregation:
         tokens, sequences = count_tokens_and_sequences(mask)
         return cls(mode, tokens, sequences, loss_scale_factor, response_length=mask.shape[-1])
 
+    def weighted(self, token_weights: Tensor) -> Aggregation:
+        """The same, with each token's loss multiplied by a constant `[B, T]`; a token of weight 0 stays in every divisor."""
+        if self.token_weights is not None:
+            token_weights = token_weights * self.token_weights
+        return replace(self, token_weights=token_weights.detach())
+
     def __call__(self, per_token: Tensor, mask: Tensor) -> Tensor:
         """The scalar share of these rows (`per_token[B, T]`, `mask[B, T]`) in the mini-batch's value."""
+        if self.token_weights is not None:
+            per_token = per_token * self.token_weights
         if self.mode == "token-mean":
             return masked_sum(per_token, mask) / max(self.num_tokens, 1)
         if self.mode == "token-sum":

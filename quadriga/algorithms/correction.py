@@ -22,10 +22,8 @@ from torch import Tensor
 
 from quadriga.algorithms.bounds import LOG_RATIO_BOUND
 from quadriga.algorithms.masked import as_bool, masked_mean, masked_sum, token_counts
+from quadriga.config.rollout_correction import Rejection, parse_bounds, parse_rejections
 from quadriga.errors import ConfigError
-
-REJECTION_SCOPES = ("token", "seq_sum", "seq_mean", "seq_max")
-REJECTION_STATISTICS = ("k1", "k2", "k3")
 
 
 class RolloutCorrection(NamedTuple):
@@ -53,18 +51,23 @@ def correct_rollout(
     rollout_is_batch_normalize: bool = False,
     rollout_rs: str | None = None,
     rollout_rs_threshold: float | str | None = None,
+    token_versions: Tensor | None = None,
+    version: int | None = None,
 ) -> RolloutCorrection:
     """Weights, mask and metrics for a batch, by the keys of `algorithm.rollout_correction`; see the module's docstring.
 
     `rollout_is_batch_normalize` divides the weights by their mean over the tokens kept. Metrics, besides those of
     `mismatch_metrics`: `rollout_corr/is_mean` (before that division) and `rollout_corr/ess` of the weights in use,
     `rollout_corr/is_clipped_fraction` (tokens outside the bounds), `rollout_corr/masked_fraction` and
-    `rollout_corr/seq_masked_fraction` (tokens and rows that no longer contribute).
+    `rollout_corr/seq_masked_fraction` (tokens and rows that no longer contribute); with `token_versions[B, T]` and `version`
+    also those of `staleness_metrics`.
     """
     mask = as_bool(response_mask)
     metrics = mismatch_metrics(old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob, response_mask=mask)
+    if token_versions is not None and version is not None:
+        metrics |= staleness_metrics(token_versions=token_versions, version=version, response_mask=mask)
     d = torch.where(mask, old_log_prob - rollout_log_prob, 0)
-    kept = mask if rollout_rs is None else mask & _accepted(d, mask, rollout_rs, rollout_rs_threshold)
+    kept = mask & accepted(d, mask, rollout_rs, rollout_rs_threshold)
     weights = None
     contributes = kept
     if rollout_is is not None:
@@ -93,7 +96,7 @@ def importance_weights(d: Tensor, mask: Tensor, level: str, threshold: float | s
         )
     log_weight = d if level == "token" else d.sum(-1, keepdim=True).expand_as(d)
     weights = log_weight.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    lower, upper = _parse_bounds(threshold, "rollout_is_threshold")
+    lower, upper = parse_bounds(threshold)
     outside = weights > upper
     if lower is not None:
         outside = outside | (weights < lower)
@@ -130,52 +133,47 @@ def mismatch_metrics(*, old_log_prob: Tensor, rollout_log_prob: Tensor, response
     }
 
 
+@torch.no_grad()
+def staleness_metrics(*, token_versions: Tensor, version: int, response_mask: Tensor) -> dict[str, Tensor]:
+    """How many versions behind the tokens `[B, T]` are, by whoever wrote each; `version` is that of the policy which learns.
+
+    `rollout_corr/staleness_mean`, `rollout_corr/staleness_max` over tokens, and `rollout_corr/versions_in_row_max`: how many
+    versions at most had a hand in one row. A token of `version` itself is 0 behind.
+    """
+    mask = as_bool(response_mask)
+    behind = torch.where(mask, version - token_versions, 0)
+    newest = torch.where(mask, token_versions, torch.iinfo(token_versions.dtype).min).amax(-1)
+    oldest = torch.where(mask, token_versions, torch.iinfo(token_versions.dtype).max).amin(-1)
+    span = torch.where(mask.any(-1), newest - oldest + 1, 0)
+    return {
+        "rollout_corr/staleness_mean": masked_mean(behind.double(), mask),
+        "rollout_corr/staleness_max": behind.max().double(),
+        "rollout_corr/versions_in_row_max": span.max().double(),
+    }
+
+
 def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
     """(Σw)² / (n Σw²) over the mask, in [0, 1]: the share of the samples that a weighted mean is worth."""
     total, squares = masked_sum(weights, mask), masked_sum(weights.square(), mask)
     return total.square() / (as_bool(mask).sum() * squares).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-def _accepted(d: Tensor, mask: Tensor, tests: str, thresholds: float | str | None) -> Tensor:
-    """Where every one of the comma-separated tests holds; `[B, T]`, or `[B, 1]` for sequence tests alone."""
-    if thresholds is None:
-        raise ConfigError(
-            f"algorithm.rollout_correction.rollout_rs={tests!r} needs bounds.",
-            'set algorithm.rollout_correction.rollout_rs_threshold, say "0.5_2.0" for k1 or 0.01 for k2 and k3',
-        )
-    names = [name.strip() for name in tests.split(",")]
-    bounds = [bound.strip() for bound in str(thresholds).split(",")]
-    if len(bounds) == 1:
-        bounds *= len(names)
-    if len(bounds) != len(names):
-        raise ConfigError(
-            f"rollout_rs has {len(names)} tests, rollout_rs_threshold {len(bounds)} bounds.",
-            "give one for each, or one",
-        )
-    accepted = torch.ones_like(mask)
-    for name, bound in zip(names, bounds):
-        accepted &= _passes(d, mask, name, bound)
-    return accepted
+def accepted(d: Tensor, mask: Tensor, rollout_rs: str | None, rollout_rs_threshold: float | str | None) -> Tensor:
+    """Where all tests of `rollout_rs` hold, `[B, T]`, for log-ratios `d[B, T]` that are 0 off the mask."""
+    held = torch.ones_like(mask)
+    for test in parse_rejections(rollout_rs, rollout_rs_threshold):
+        held = held & _passes(d, mask, test)
+    return held
 
 
-def _passes(d: Tensor, mask: Tensor, test: str, bound: str) -> Tensor:
+def _passes(d: Tensor, mask: Tensor, test: Rejection) -> Tensor:
     """Where one rejection test holds, `[B, T]` or `[B, 1]`, for log-ratios `d` that are 0 off the mask."""
-    scope, _, statistic = test.rpartition("_")
-    if scope not in REJECTION_SCOPES or statistic not in REJECTION_STATISTICS:
-        known = ", ".join(f"{scope}_{statistic}" for scope in REJECTION_SCOPES for statistic in REJECTION_STATISTICS)
-        raise ConfigError(
-            f"Unknown rejection {test!r}. Known: {known}.", "set algorithm.rollout_correction.rollout_rs to such names"
-        )
-    lower, upper = _parse_bounds(bound, "rollout_rs_threshold")
+    scope, statistic, (lower, upper) = test
     if statistic != "k1":
-        if lower is not None:
-            raise ConfigError(
-                f"{test} is a divergence and has no lower bound ({bound!r}).", "give the upper bound alone"
-            )
         safe = d.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         divergence = d.square() / 2 if statistic == "k2" else torch.expm1(safe) - safe
         return _over_scope(divergence, mask, scope, "amax") <= upper
-    lower = 1 / upper if lower is None else lower
+    assert lower is not None  # the parser gives a k1 test both
     return (_over_scope(d, mask, scope, "amax") <= math.log(upper)) & (
         _over_scope(d, mask, scope, "amin") >= math.log(lower)
     )
@@ -190,17 +188,3 @@ def _over_scope(x: Tensor, mask: Tensor, scope: str, extreme: str) -> Tensor:
         return getattr(x.masked_fill(~mask, never_extreme), extreme)(-1, keepdim=True)
     total = x.sum(-1, keepdim=True)
     return total if scope == "seq_sum" else total / token_counts(mask).clamp(min=1).unsqueeze(-1)
-
-
-def _parse_bounds(threshold: float | str, key: str) -> tuple[float | None, float]:
-    """2.0 or "2.0" → (None, 2.0); "0.5_2.0" → (0.5, 2.0)."""
-    try:
-        numbers = [float(part) for part in str(threshold).split("_")]
-    except ValueError:
-        numbers = []
-    if not (1 <= len(numbers) <= 2 and 0 < numbers[-1] < math.inf and 0 < numbers[0] <= numbers[-1]):
-        raise ConfigError(
-            f"algorithm.rollout_correction.{key}={threshold!r} is neither a positive number nor 'lower_upper'.",
-            'give a number such as 2.0, or two such as "0.5_2.0"',
-        )
-    return (None if len(numbers) == 1 else numbers[0]), numbers[-1]

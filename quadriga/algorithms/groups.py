@@ -42,11 +42,19 @@ class PromptGroups:
         _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(index=index, counts=counts)
 
+    @classmethod
+    def of_pairs(cls, first: Tensor, second: Tensor) -> PromptGroups:
+        """Groups of rows that are equal in both of two columns of integers."""
+        _, index, counts = torch.unique(torch.stack([first, second], 1), dim=0, return_inverse=True, return_counts=True)
+        return cls(index=index, counts=counts)
+
     def size(self) -> Tensor:
         return self.counts[self.index]
 
     def total(self, x: Tensor) -> Tensor:
-        return torch.zeros(len(self.counts), dtype=x.dtype, device=x.device).index_add_(0, self.index, x)[self.index]
+        """Of numbers `[B]`, or of rows of them `[B, T]`."""
+        totals = torch.zeros(len(self.counts), *x.shape[1:], dtype=x.dtype, device=x.device)
+        return totals.index_add_(0, self.index, x)[self.index]
 
     def mean(self, x: Tensor) -> Tensor:
         return self.total(x) / self.size()
@@ -54,6 +62,11 @@ class PromptGroups:
     def std(self, x: Tensor) -> Tensor:
         """Unbiased standard deviation; 0 in a group of one."""
         return (self.total((x - self.mean(x)).square()) / (self.size() - 1).clamp(min=1)).sqrt()
+
+    def most(self, x: Tensor) -> Tensor:
+        """The largest of the row's group."""
+        largest = torch.full((len(self.counts),), -torch.inf, dtype=x.dtype, device=x.device)
+        return largest.scatter_reduce(0, self.index, x, "amax")[self.index]
 
     def lead(self, x: Tensor) -> Tensor:
         """For the best row of each group how far it is ahead of the second best, 0 for all others and alone."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from quadriga.algorithms.aggregate import Aggregation
 from quadriga.algorithms.bounds import KL_BOUND, LOG_RATIO_BOUND
 from quadriga.algorithms.masked import as_bool, masked_mean, masked_sum, token_counts
-from quadriga.algorithms.registry import Registry
 from quadriga.errors import CheckpointError, ConfigError, DataError
+from quadriga.registry import Registry
 
 _ESTIMATORS: Registry[Callable[[Tensor], Tensor]] = Registry(
     "KL estimator", "algorithm.kl_penalty or actor_rollout_ref.actor.kl_loss_type"

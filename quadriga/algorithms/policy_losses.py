@@ -9,9 +9,14 @@ not packed; what lies under a zero of the mask is never read and gets gradient 0
 - `loss_agg`: the `Aggregation`, always honoured;
 - `clip_ratio`, `clip_ratio_low`, `clip_ratio_high`: `low` and `high` are `clip_ratio` unless they are given;
 - `clip_ratio_c`: the dual clip's bound;
-- `rollout_is_weights[B, T]`: importance weights of the rollout correction, constants that multiply the token's loss.
+- `rollout_is_weights[B, T]`: importance weights of the rollout correction, constants that multiply the token's loss;
+- `rollout_log_prob[B, T]`: log-probs μ of the policy that sampled, `token_versions[B, T]` its versions, and `version`, that
+  of the policy which this update makes;
+- `cov_selected[B, T]`: the tokens that `token_choice.select_by_covariance` chose;
+- whatever else `actor.policy_loss` has a key for.
 
-Throughout ρ_t = exp(clamp(log_prob − old_log_prob, ±20)), A the advantage, sg stop-gradient.
+This file has PPO's clip and its nearest relatives; `trust_region_losses` and `stale_losses` have the
+others. Throughout ρ_t = exp(clamp(log_prob − old_log_prob, ±20)), A the advantage, sg stop-gradient.
 """
 
 from __future__ import annotations
@@ -23,11 +28,20 @@ import torch
 from torch import Tensor
 
 from quadriga.algorithms.aggregate import Aggregation
-from quadriga.algorithms.bounds import LOG_RATIO_BOUND
+from quadriga.algorithms.bounds import GSPO_LOG_RATIO_BOUND, LOG_RATIO_BOUND
 from quadriga.algorithms.masked import as_bool, masked_sum, token_counts
-from quadriga.algorithms.registry import Registry
 from quadriga.errors import ConfigError, DataError
+from quadriga.registry import Registry
 
+_BY_TOKEN = (
+    "response_mask",
+    "old_log_prob",
+    "advantages",
+    "rollout_is_weights",
+    "rollout_log_prob",
+    "token_versions",
+    "cov_selected",
+)
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
 _LOSSES: Registry[Callable[..., LossAndMetrics]] = Registry(
@@ -48,7 +62,7 @@ def compute_policy_loss(name: str, *, log_prob: Tensor, response_mask: Tensor, *
         DataError: shapes do not fit.
     """
     inputs |= {"log_prob": log_prob, "response_mask": response_mask}
-    for key in ("response_mask", "old_log_prob", "advantages", "rollout_is_weights"):
+    for key in _BY_TOKEN:
         given = inputs.get(key)
         if given is not None and given.shape != log_prob.shape:
             raise DataError(
@@ -85,8 +99,8 @@ def vanilla(
             f"actor_rollout_ref.actor.clip_ratio_c is {clip_ratio_c}; it bounds a ratio above 1.",
             "set it above 1, say 3.0",
         )
-    low, high = _clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
-    log_ratio = _log_ratio(log_prob, old_log_prob, response_mask)
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    log_ratio = log_ratio_of(log_prob, old_log_prob, response_mask)
     ratio = log_ratio.exp()
     plain, clipped, bound = (
         -advantages * ratio,
@@ -96,7 +110,7 @@ def vanilla(
     ppo = torch.maximum(plain, clipped)
     bad = advantages < 0
     per_token = torch.where(bad, torch.minimum(ppo, bound), ppo)
-    return loss_agg(_weighted(per_token, rollout_is_weights), response_mask), {
+    return loss_agg(weighted(per_token, rollout_is_weights), response_mask), {
         "actor/pg_clipfrac": loss_agg.token_mean((clipped > plain).to(ratio.dtype), response_mask),
         "actor/pg_clipfrac_lower": loss_agg.token_mean((bad & (ppo > bound)).to(ratio.dtype), response_mask),
         "actor/ppo_kl": loss_agg.token_mean(-log_ratio, response_mask),
@@ -119,17 +133,18 @@ def gspo(
     """GSPO in its token form (Zheng et al. 2025, Group Sequence Policy Optimization, arXiv 2507.18071).
 
     ρ_i = exp(mean over the row's tokens of log_prob − old_log_prob),   s_t = sg[ρ_i] · exp(log_prob − sg[log_prob]),
-    ℓ = max(−A s, −A·clip(s, 1−low, 1+high)). The value is the sequence's, the gradient goes through the token.
+    ℓ = max(−A s, −A·clip(s, 1−low, 1+high)). The value is the sequence's, the gradient goes through the token. There is
+    no dual clip here, so log s is at most 10: a bad row that became likelier by far would pull without bound.
     """
-    low, high = _clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     current = torch.where(as_bool(response_mask), log_prob, 0)
-    mean_log_ratio = _row_mean(current.detach() - old_log_prob, response_mask)
-    ratio = (mean_log_ratio + (current - current.detach())).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    mean_log_ratio = row_mean(current.detach() - old_log_prob, response_mask)
+    ratio = (mean_log_ratio + (current - current.detach())).clamp(-LOG_RATIO_BOUND, GSPO_LOG_RATIO_BOUND).exp()
     plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
     per_token = torch.maximum(plain, clipped)
-    return loss_agg(_weighted(per_token, rollout_is_weights), response_mask), {
+    return loss_agg(weighted(per_token, rollout_is_weights), response_mask), {
         "actor/pg_clipfrac": loss_agg.token_mean((clipped > plain).to(ratio.dtype), response_mask),
-        "actor/ppo_kl": loss_agg.token_mean(-_log_ratio(log_prob, old_log_prob, response_mask), response_mask),
+        "actor/ppo_kl": loss_agg.token_mean(-log_ratio_of(log_prob, old_log_prob, response_mask), response_mask),
     }
 
 
@@ -150,12 +165,12 @@ def cispo(
 
     The importance weight is clipped, not the objective: every token keeps a gradient.
     """
-    low, high = _clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
-    log_ratio = _log_ratio(log_prob, old_log_prob, response_mask).detach()
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    log_ratio = log_ratio_of(log_prob, old_log_prob, response_mask).detach()
     ratio = log_ratio.exp()
     weight = ratio.clamp(1 - low, 1 + high)
     per_token = -weight * advantages * torch.where(as_bool(response_mask), log_prob, 0)
-    return loss_agg(_weighted(per_token, rollout_is_weights), response_mask), {
+    return loss_agg(weighted(per_token, rollout_is_weights), response_mask), {
         "actor/pg_clipfrac": loss_agg.token_mean((weight != ratio).to(ratio.dtype), response_mask),
         "actor/ppo_kl": loss_agg.token_mean(-log_ratio, response_mask),
     }
@@ -172,7 +187,7 @@ def gpg(
 ) -> LossAndMetrics:
     """GPG (Chu et al. 2025, Group Policy Gradient, arXiv 2504.02546): the plain policy gradient, ℓ = −A · log_prob."""
     per_token = -advantages * torch.where(as_bool(response_mask), log_prob, 0)
-    return loss_agg(_weighted(per_token, rollout_is_weights), response_mask), {}
+    return loss_agg(weighted(per_token, rollout_is_weights), response_mask), {}
 
 
 @register_policy_loss("geo_mean")
@@ -193,18 +208,18 @@ def geo_mean(
     ℓ_i = −A_i · (Π_t κ_t)^(1/len_i), on each of the row's tokens; A_i is the row's mean advantage. Each token's ratio
     is clipped on one side, in log space: log κ = min(log ρ, high) for A_i > 0, max(log ρ, −low) otherwise.
     """
-    low, high = _clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
-    log_ratio = _log_ratio(log_prob, old_log_prob, response_mask)
-    advantage = _row_mean(advantages, response_mask)
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    log_ratio = log_ratio_of(log_prob, old_log_prob, response_mask)
+    advantage = row_mean(advantages, response_mask)
     clipped = torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
-    per_token = (-advantage * _row_mean(clipped, response_mask).exp()).expand_as(log_ratio)
-    return loss_agg(_weighted(per_token, rollout_is_weights), response_mask), {
+    per_token = (-advantage * row_mean(clipped, response_mask).exp()).expand_as(log_ratio)
+    return loss_agg(weighted(per_token, rollout_is_weights), response_mask), {
         "actor/pg_clipfrac": loss_agg.token_mean((clipped != log_ratio).to(log_ratio.dtype), response_mask),
         "actor/ppo_kl": loss_agg.token_mean(-log_ratio, response_mask),
     }
 
 
-def _clip_range(clip_ratio: float, low: float | None, high: float | None) -> tuple[float, float]:
+def clip_range(clip_ratio: float, low: float | None, high: float | None) -> tuple[float, float]:
     low, high = clip_ratio if low is None else low, clip_ratio if high is None else high
     if not (low >= 0 and high >= 0):
         raise ConfigError(
@@ -214,15 +229,15 @@ def _clip_range(clip_ratio: float, low: float | None, high: float | None) -> tup
     return low, high
 
 
-def _log_ratio(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> Tensor:
+def log_ratio_of(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> Tensor:
     """log ρ, within ±20, and 0 where the mask is 0."""
     return torch.where(as_bool(mask), log_prob - old_log_prob, 0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def _row_mean(x: Tensor, mask: Tensor) -> Tensor:
+def row_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean over each row's tokens, `[B, 1]`; 0 for a row without any."""
     return masked_sum(x, mask, dim=-1).div(token_counts(mask).clamp(min=1)).unsqueeze(-1)
 
 
-def _weighted(per_token: Tensor, rollout_is_weights: Tensor | None) -> Tensor:
+def weighted(per_token: Tensor, rollout_is_weights: Tensor | None) -> Tensor:
     return per_token if rollout_is_weights is None else per_token * rollout_is_weights.detach()

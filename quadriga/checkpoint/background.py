@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,3 +39,16 @@ class BackgroundWrite:
             self._problem = str(error)
         except Exception as error:  # whatever it is, it must reach the driver instead of dying with this thread
             self._problem = f"{type(error).__name__}: {error}"
+        finally:
+            give_back_free_memory()
+
+
+def give_back_free_memory() -> None:
+    """Let the C library return to the machine what is free.
+
+    It keeps the room of the copies otherwise, in pieces between what lives, and finds no use for all of them: a process that
+    writes many checkpoints would grow by some megabytes. Takes milliseconds.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+    if trim is not None:
+        trim(0)

@@ -8,15 +8,14 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.disk import readable_disk_errors, require_room, sync, sync_tree
+from quadriga.checkpoint.huggingface import PART, load_exported
 from quadriga.checkpoint.manifest import sha256
 from quadriga.data.progress import progress_bar
 from quadriga.errors import CheckpointError
 
-PART = "huggingface"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -49,7 +48,7 @@ def export_policy_of(
             does not load. What was at `output` before is unchanged then.
     """
     target = Path(output).expanduser().absolute()
-    _require_free(target, overwrite)
+    require_free(target, overwrite)
     with readable_disk_errors("export to", target):
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.tmp-{secrets.token_hex(8)}")
@@ -62,7 +61,8 @@ def export_policy_of(
                 _copy(checkpoint, unfinished)
                 if dtype is not None:
                     _convert(unfinished, dtype)
-                exported = _load(unfinished, target)
+                loaded = load_exported(unfinished, target)
+                exported = Exported(target, loaded.parameters, loaded.dtype)
             sync_tree(unfinished)
             if target.exists():
                 replaced = target.with_name(f".{target.name}.replaced-{secrets.token_hex(8)}")
@@ -92,7 +92,8 @@ def _copy(checkpoint: Checkpoint, target: Path) -> None:
             advance(1)
 
 
-def _require_free(target: Path, overwrite: bool) -> None:
+def require_free(target: Path, overwrite: bool) -> None:
+    """CheckpointError if `target` holds something that must not be replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
@@ -124,37 +125,3 @@ def _convert(folder: Path, dtype: str) -> None:
         listed = json.loads(index.read_text(encoding="utf-8"))
         listed.get("metadata", {}).pop("total_size", None)  # of the weights before
         index.write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-
-
-def _load(folder: Path, target: Path) -> Exported:
-    """Load model and tokenizer with transformers, never from a pickle, never with code from the folder."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    scores = str(config.get("architectures")).endswith("ForSequenceClassification']")  # a reward model
-    auto_class: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
-    trust: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        AutoTokenizer.from_pretrained(folder, **trust)
-        loaded: Any = auto_class.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, output_loading_info=True, **trust
-        )
-        model, info = loaded
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise CheckpointError(
-            f"transformers cannot load the policy for {target}: {type(error).__name__}: {error}",
-            "export another checkpoint, or check that this version of transformers knows the model",
-        ) from error
-    wrong = {kind: sorted(map(str, info[kind])) for kind in info if kind.endswith("_keys") and info[kind]}
-    if wrong:
-        raise CheckpointError(
-            f"the policy for {target} does not fit its config.json: {wrong}", "export another checkpoint"
-        )
-    for name, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
-            raise CheckpointError(
-                f"the policy for {target} has numbers in {name} that are not finite",
-                "export an earlier checkpoint, or another --dtype if float16 is too narrow for it",
-            )
-    return Exported(target, sum(p.numel() for p in model.parameters()), str(model.dtype).removeprefix("torch."))

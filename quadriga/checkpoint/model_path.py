@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quadriga.checkpoint.export import PART
+from quadriga.checkpoint.huggingface import PART
 from quadriga.checkpoint.manifest import MANIFEST
 from quadriga.checkpoint.store import locate
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from quadriga.atomic_file import write_atomically
 from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.disk import (
     is_abandoned,
@@ -36,7 +37,6 @@ from quadriga.checkpoint.disk import (
 from quadriga.checkpoint.draft import Draft
 from quadriga.checkpoint.manifest import MANIFEST, NewerFormat, encode, make_manifest
 from quadriga.errors import CheckpointError
-from quadriga.tracking.atomic_file import write_atomically
 
 _LOG = logging.getLogger(__name__)
 LATEST = "latest"
@@ -216,8 +216,20 @@ class CheckpointStore:
         for path in (p for paths in left.values() for p in paths if p.exists()):
             shutil.rmtree(path, ignore_errors=True)
         newest, latest = self.checkpoints()[:1], self.folder / LATEST
-        if newest and (not latest.exists() or latest.read_text().strip() != newest[0].path.name):
+        self.refuse_folder_called_latest()
+        if newest and (
+            not latest.exists() or latest.read_text(encoding="utf-8", errors="replace").strip() != newest[0].path.name
+        ):
             self._move_latest()  # it died between the two renames
+
+    def refuse_folder_called_latest(self) -> None:
+        """CheckpointError where a folder stands in the way of the file that names the newest checkpoint."""
+        latest = self.folder / LATEST
+        if latest.is_dir():
+            raise CheckpointError(
+                f"{latest} is a folder, where a file names the newest checkpoint",
+                f"move it away: mv {latest} {latest}.old",
+            )
 
     def _restore(self, path: Path) -> None:
         """Give a complete checkpoint its name, if the process died when the name was free."""
@@ -242,6 +254,11 @@ def locate(path: str | os.PathLike[str]) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}", "give a checkpoint folder or a run directory")
     if not (folder / MANIFEST).exists():
+        if any(any(where.glob("model_world_size_*_rank_*.pt")) for where in (folder, folder / "actor")):
+            raise CheckpointError(
+                f"{folder} is a checkpoint of verl's, in pickled files of its own",
+                f"write its policy as a Hugging Face folder with `quadriga export {folder} --output my_model`, and start from that",
+            )
         for inner in (folder, folder / "checkpoints"):
             if (found := _newest_good(inner)) is not None:
                 return found

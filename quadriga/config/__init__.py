@@ -2,5 +2,16 @@
 
 from quadriga.config.load import CONFIG_DIR, as_plain_dict, compose, load_config, screen_overrides
 from quadriga.config.schema import Config
+from quadriga.config.schema_models import FSDPConfig, ModelConfig, OptimConfig
 
-__all__ = ["CONFIG_DIR", "Config", "as_plain_dict", "compose", "load_config", "screen_overrides"]
+__all__ = [
+    "CONFIG_DIR",
+    "Config",
+    "FSDPConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "as_plain_dict",
+    "compose",
+    "load_config",
+    "screen_overrides",
+]

@@ -27,6 +27,8 @@ class Update:
     section: str
     mini: int
     micro: int
+    sharing: int = 1
+    """Workers that go over their rows together (ulysses_sequence_parallel_size)."""
 
     @property
     def key(self) -> str:
@@ -72,7 +74,7 @@ def report_batch_sizes(config: Config, problems: Problems) -> None:
                     f"{update.mini * shares.n} rows cannot be shared evenly by {shares.workers} workers "
                     f"(trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node})"
                 )
-            micro = max(other.micro for other in updates if other.mini == update.mini)
+            micro = max(-(-other.micro // other.sharing) for other in updates if other.mini == update.mini)
             problems.add(what, _fix(train, update, shares, micro, [other.mini for other in updates]))
 
 
@@ -81,7 +83,10 @@ def _updates(config: Config) -> list[Update]:
     sections: list[tuple[str, Any]] = [("actor_rollout_ref.actor", config.actor_rollout_ref.actor)]
     if need_critic(config):
         sections.append(("critic", config.critic))
-    return [Update(name, section.ppo_mini_batch_size, _rows_per_pass(section)) for name, section in sections]
+    return [
+        Update(name, section.ppo_mini_batch_size, _rows_per_pass(section), section.ulysses_sequence_parallel_size)
+        for name, section in sections
+    ]
 
 
 def _rows_per_pass(section: Any) -> int:
@@ -89,10 +94,11 @@ def _rows_per_pass(section: Any) -> int:
 
 
 def _report_micro_batch(update: Update, shares: Shares, problems: Problems) -> None:
-    rows, key = shares.rows_per_worker(update.mini), f"{update.section}.ppo_micro_batch_size_per_gpu"
+    rows, key = shares.rows_per_worker(update.mini) * update.sharing, f"{update.section}.ppo_micro_batch_size_per_gpu"
     if update.micro > rows:
         problems.add(
-            f"{key}={update.micro} rows is more than the {rows} rows that each of {shares.workers} workers gets of a "
+            f"{key}={update.micro} rows is more than the {rows} rows that each of {shares.workers // update.sharing} "
+            f"{'workers' if update.sharing == 1 else f'sets of {update.sharing} workers'} gets of a "
             f"mini-batch ({update.mini} prompts x {shares.n} responses)",
             f"set {key}={rows} or less",
         )

@@ -6,18 +6,25 @@ from collections.abc import Collection
 from typing import Any
 
 from quadriga.config.batch_arithmetic import report_batch_sizes
-from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS
+from quadriga.config.distillation import check_distillation
+from quadriga.config.exactness import report_exactness
+from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS, TOKEN_BASELINES
 from quadriga.config.needs import (
+    learns_from_rewards,
     need_critic,
     need_reference_policy,
     need_reward_model,
     uses_token_budget,
 )
 from quadriga.config.no_effect import report_values_without_effect
+from quadriga.config.parallel import SEQUENCE_KEY, report_parallel
 from quadriga.config.placement import placement_of
+from quadriga.config.profiling import report_profiling
 from quadriga.config.rollout_correction import report_rollout_correction
 from quadriga.config.schema import Config
+from quadriga.config.tensor_parallel import report_tensor_parallel
 from quadriga.config.typed import Problems
+from quadriga.config.vllm_arguments import report_vllm
 from quadriga.errors import ConfigError
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -32,6 +39,7 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
     report_values_without_effect(config, set_by_user, problems)
     try:
         placement_of(config)
+        check_distillation(config)
     except ConfigError as error:
         problems.add(error.what, error.fix)
         return
@@ -39,11 +47,16 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
     _data(config, problems)
     _algorithm(config, problems)
     report_rollout_correction(config.algorithm.rollout_correction, problems)
+    _parallel_update(config, problems)
     _passes(config, problems)
     _sampling(config, problems)
+    report_vllm(config, problems)
     _optimisers(config, problems)
     _rewards(config, set_by_user, problems)
+    _episodes(config, problems)
     _run(config, problems)
+    report_exactness(config, problems)
+    report_tensor_parallel(config, problems)
 
 
 def _data(config: Config, problems: Problems) -> None:
@@ -81,7 +94,7 @@ def _data(config: Config, problems: Problems) -> None:
 
 def _algorithm(config: Config, problems: Problems) -> None:
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if estimator in GROUP_ESTIMATORS and n < 2:
+    if estimator in GROUP_ESTIMATORS and n < 2 and learns_from_rewards(config):
         problems.add(
             f"algorithm.adv_estimator={estimator} compares the responses to a prompt, but {ROLLOUT}.n={n}: "
             "every advantage would be 0 and nothing would be learned",
@@ -103,6 +116,7 @@ def _algorithm(config: Config, problems: Problems) -> None:
             f"critic.enable=True, but algorithm.adv_estimator={estimator} does not use its values",
             "remove critic.enable, or set algorithm.adv_estimator=gae",
         )
+    _losses_and_estimators(config, problems)
     steps = config.trainer.total_training_steps
     if steps is not None and need_critic(config) and config.trainer.critic_warmup >= steps:
         problems.add(
@@ -110,6 +124,78 @@ def _algorithm(config: Config, problems: Problems) -> None:
             "the policy would never be updated",
             f"set trainer.critic_warmup={steps - 1} or less",
         )
+
+
+def _losses_and_estimators(config: Config, problems: Problems) -> None:
+    """Options that a loss or an estimator cannot do without, or cannot be had with."""
+    algorithm, loss = config.algorithm, config.actor_rollout_ref.actor.policy_loss
+    correction, keys = algorithm.rollout_correction, algorithm.gdpo_reward_keys
+    if loss.loss_mode == "dro" and loss.dro_beta is None:
+        problems.add(
+            f"{ACTOR}.policy_loss.loss_mode=dro needs its pull towards the old policy",
+            f"set {ACTOR}.policy_loss.dro_beta, e.g. to 0.1",
+        )
+    if loss.loss_mode == "prime_rl" and not correction.bypass_mode:
+        problems.add(
+            f"{ACTOR}.policy_loss.loss_mode=prime_rl compares with the policy that sampled, not with recomputed log-probs",
+            "set algorithm.rollout_correction.bypass_mode=True",
+        )
+    if correction.loss_type == "reinforce":
+        if not correction.bypass_mode:
+            problems.add(
+                "algorithm.rollout_correction.loss_type=reinforce belongs to bypass_mode, which is off",
+                "set algorithm.rollout_correction.bypass_mode=True, or policy_loss.loss_mode=gpg for a plain policy gradient",
+            )
+        if loss.loss_mode not in ("vanilla", "gpg"):
+            problems.add(
+                f"algorithm.rollout_correction.loss_type=reinforce replaces {ACTOR}.policy_loss.loss_mode={loss.loss_mode}",
+                "remove one of them",
+            )
+    if algorithm.adv_estimator == "gdpo":
+        if not keys:
+            problems.add(
+                "algorithm.adv_estimator=gdpo compares several rewards, and algorithm.gdpo_reward_keys names none",
+                "set it to keys of the dict that your reward function returns, e.g. [accuracy,format]",
+            )
+        weights = algorithm.gdpo_reward_weights
+        if weights is not None and len(weights) != len(keys):
+            problems.add(
+                f"algorithm.gdpo_reward_weights has {len(weights)} weights for {len(keys)} of algorithm.gdpo_reward_keys",
+                "give one for each",
+            )
+        if algorithm.use_kl_in_reward:
+            problems.add(
+                "algorithm.use_kl_in_reward=True changes the score, which algorithm.adv_estimator=gdpo does not read",
+                f"set {ACTOR}.use_kl_loss=True instead",
+            )
+    withheld = correction.bypass_mode or config.actor_rollout_ref.actor.calculate_sum_pi_squared is False
+    if algorithm.adv_estimator in TOKEN_BASELINES and withheld:
+        problems.add(
+            f"algorithm.adv_estimator={algorithm.adv_estimator} needs Σπ² of every token, from the pass for old log-probs",
+            "set algorithm.rollout_correction.bypass_mode=False and leave actor.calculate_sum_pi_squared alone",
+        )
+
+
+def _parallel_update(config: Config, problems: Problems) -> None:
+    """Workers that share sequences, or a copy of the weights: their numbers must divide workers and heads."""
+    policy, placement = config.actor_rollout_ref, placement_of(config)
+    sections: list[tuple[str, str, Any, str]] = [("actor_rollout", ACTOR, policy.actor, policy.model.path)]
+    sections += [("ref", REF, policy.ref, policy.model.path)]
+    sections += [("critic", "critic", config.critic, config.critic.model.path)]
+    told: set[tuple[str, int, int]] = set()
+    for role, name, section, path in sections:
+        if role not in placement.role_pool:
+            continue
+        workers, sharing, copy = (
+            placement.slots(role),
+            section.ulysses_sequence_parallel_size,
+            section.fsdp_config.fsdp_size,
+        )
+        facts = (path, sharing, copy)
+        if facts in told:  # the reference follows the actor
+            continue
+        told.add(facts)
+        report_parallel(name, workers, sharing, copy, path, problems)
 
 
 def _passes(config: Config, problems: Problems) -> None:
@@ -124,7 +210,7 @@ def _passes(config: Config, problems: Problems) -> None:
         sections += [("critic", config.critic, "ppo_{}_per_gpu", "use_dynamic_bsz")]
     if need_reward_model(config):
         sections += [("reward_model", config.reward_model, "{}_per_gpu", "")]
-    too_small: dict[int, list[str]] = {}
+    too_small: dict[tuple[int, int], list[str]] = {}
     for name, section, pattern, dynamic in sections:
         budget_key, rows_key = pattern.format("max_token_len"), pattern.format("micro_batch_size")
         if uses_token_budget(section):
@@ -132,19 +218,27 @@ def _passes(config: Config, problems: Problems) -> None:
             if isinstance(budget, str):
                 if budget != "auto":
                     problems.add(f"{name}.{budget_key}={budget} is no token budget", "set a number of tokens, or auto")
-            elif budget < longest:
-                too_small.setdefault(budget, []).append(f"{name}.{budget_key}")
+            elif budget * (sharing := _sharing(name, section, config)) < longest:
+                too_small.setdefault((budget, sharing), []).append(f"{name}.{budget_key}")
         elif getattr(section, rows_key) is None:
             problems.add(
                 f"{name}.{dynamic}=False, and {name}.{rows_key} is not set: the rows of a pass are not determined",
                 f"set {name}.{rows_key}, e.g. to 8, or {name}.{dynamic}=True",
             )
-    for budget, keys in too_small.items():
+    for (budget, sharing), keys in too_small.items():
+        shared = "" if sharing == 1 else f", which {sharing} workers share"
         problems.add(
             f"{', '.join(keys)}={budget} tokens cannot hold one sequence of data.max_prompt_length + "
-            f"data.max_response_length = {longest} tokens",
-            f"set {keys[0]}={longest} or more{', which the others follow' if len(keys) > 1 else ''}",
+            f"data.max_response_length = {longest} tokens{shared}",
+            f"set {keys[0]}={-(-longest // sharing)} or more{', which the others follow' if len(keys) > 1 else ''}",
         )
+
+
+def _sharing(name: str, section: Any, config: Config) -> int:
+    """Over how many workers the passes of a section split a sequence; rollout.log_prob_* are passes of the actor."""
+    if name == ROLLOUT:
+        section = config.actor_rollout_ref.actor
+    return getattr(section, SEQUENCE_KEY, 1)
 
 
 def _sampling(config: Config, problems: Problems) -> None:
@@ -197,9 +291,21 @@ def _rewards(config: Config, set_by_user: Collection[str], problems: Problems) -
         problems.add("custom_reward_function.path is empty", "name a Python file, or pkg.mod:fn, or set null")
 
 
+def _episodes(config: Config, problems: Problems) -> None:
+    kept = config.episodes
+    if kept.generate_only and not kept.write_to:
+        problems.add(
+            "episodes.generate_only=True generates groups that nobody keeps",
+            "set episodes.write_to to a folder for them",
+        )
+    if kept.generate_only and kept.read_from:
+        problems.add("episodes.generate_only and episodes.read_from leave nothing to do", "set one of them, not both")
+
+
 def _run(config: Config, problems: Problems) -> None:
     trainer = config.trainer
     placement = placement_of(config)
+    report_profiling(config, list(placement.role_pool), problems)
     slots = max(sum(sizes) for sizes in placement.pools.values())
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         problems.add(
@@ -216,6 +322,11 @@ def _run(config: Config, problems: Problems) -> None:
         problems.add(
             "trainer.executor=local runs everything in one process, but reward_model.enable_resource_pool=True",
             "set reward_model.enable_resource_pool=False, or trainer.executor=ray",
+        )
+    if trainer.executor == "local" and config.distillation.enabled and config.distillation.nnodes > 0:
+        problems.add(
+            f"trainer.executor=local runs everything in one process, but distillation.nnodes={config.distillation.nnodes}",
+            "set distillation.nnodes=0, or trainer.executor=ray",
         )
     if "timeline_json_file" in config.ray_kwargs.ray_init:
         problems.add(

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field
 from typing import Any
 
+LONGEST = 1 << 24
+"""Tokens; no text that a model reads is longer."""
+
 
 @dataclass(frozen=True)
 class KeySpec:

@@ -1,51 +1,138 @@
-"""Load a configuration, from Hydra, a YAML file or a dict, into the typed `Config`, or say what is wrong with it.
+"""Load a configuration, from Hydra, a YAML file or a dict, into its typed schema, or say what is wrong with it.
 
-`load_config` is the only door: every problem of a configuration is found here, before any process starts.
+`load_config` is the only door, for every kind of run: every problem of a configuration is found here, before any process starts.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from quadriga.config.adapter_folder import take_adapter
+from quadriga.config.changes import follows_another_key, keys_set, value_at
 from quadriga.config.check import check
-from quadriga.config.command_line import CONFIG_DIR, compose, screen_overrides
+from quadriga.config.command_line import CONFIG_DIR, compose_from_arguments, compose_screened, readable_overrides
 from quadriga.config.key_problems import HYDRA_ONLY, report_unknown, report_wrong_value
+from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config
+from quadriga.config.supervised_check import check_supervised
 from quadriga.config.typed import Problems, all_keys, build, default_of, default_values
 from quadriga.errors import ConfigError
 
 __all__ = ["CONFIG_DIR", "as_plain_dict", "compose", "load_config", "screen_overrides"]
 
-FOLLOWS = re.compile(r"\$\{([\w.]+)\}")
+Schema = TypeVar("Schema")
 
 
-def load_config(source: DictConfig | Mapping[str, Any] | Config) -> Config:
+def load_config(
+    source: DictConfig | Mapping[str, Any] | Schema,
+    schema: type[Schema] = Config,  # type: ignore[assignment]
+    also_check: Callable[[Schema], Iterable[tuple[str, str]]] | None = None,
+) -> Schema:
     """The typed configuration, fully checked. `source` need not be complete: absent keys take their defaults.
+
+    Args:
+        source: a DictConfig, a mapping, or a configuration of type `schema`.
+        schema: `Config` of PPO-family runs, or one of `supervised_schema.SCHEMAS`.
+        also_check: gives further problems and their fixes, such as those of this machine, to be told with the others.
 
     Raises:
         ConfigError: names every unknown key with the nearest valid one, every wrong type or value, every value that
             would have no effect, and every impossible combination, each with its fix.
     """
     problems = Problems()
-    merged = _merge(default_values(Config), _as_nested(source), problems)
-    problems.raise_if_any()
-    values = _resolve(merged)
-
-    def wrong(path: str, value: Any, error: ValueError) -> None:
-        if not _follows_another_key(path, values):  # else the other key is reported already
-            report_wrong_value(path, value, error, problems)
-
-    config = build(Config, values, lambda path, value: report_unknown(path, value, problems), wrong)
-    if not problems.found:
-        check(config, _keys_set_by_user(asdict(config)), problems)
+    config = _find_all(source, problems, schema, also_check)
     problems.raise_if_any()
     return config
+
+
+def _find_all(
+    source: Any, problems: Problems, schema: type, also_check: Callable[[Any], Iterable[tuple[str, str]]] | None
+) -> Any:
+    config = find_problems(source, problems, schema)
+    if also_check is not None:
+        problems.add_all(Problems(list(also_check(config))))
+    return config
+
+
+def find_problems(
+    source: DictConfig | Mapping[str, Any] | Schema,
+    problems: Problems,
+    schema: type[Schema] = Config,  # type: ignore[assignment]
+) -> Schema:
+    """Like `load_config`, but what is wrong with single keys and their combinations goes to `problems`."""
+    config: Any = typed_config(source, problems, schema)
+    set_by_user = keys_set_by_user(config)
+    section = "actor_rollout_ref.model" if schema is Config else "model"
+    model = config.actor_rollout_ref.model if schema is Config else config.model
+    if getattr(model, "lora_adapter_path", None):
+        take_adapter(model, section, problems)
+    of_the_whole = Problems()
+    if schema is Config:
+        check(config, set_by_user, of_the_whole)
+    else:
+        check_supervised(config, of_the_whole)
+    problems.add_all(of_the_whole)
+    return config
+
+
+def typed_config(
+    source: DictConfig | Mapping[str, Any] | Schema,
+    problems: Problems,
+    schema: type[Schema] = Config,  # type: ignore[assignment]
+) -> Schema:
+    """The typed configuration; a key with a wrong value keeps its default, and combinations are not looked at."""
+    merged = _merge(default_values(schema), _as_nested(source, schema), problems, schema)
+    model = merged["actor_rollout_ref"]["model"] if schema is Config else merged["model"]
+    name_run(merged, model.get("partial_pretrain") or model.get("path") or model.get("from_config"))
+    values = _resolve(merged)
+
+    refused: list[str] = []
+
+    def wrong(path: str, value: Any, error: ValueError) -> None:
+        refused.append(path)
+        problems.doubtful.add(path)
+        if not follows_another_key(path, values, schema):  # else the other key is reported already
+            report_wrong_value(path, value, error, problems, schema)
+
+    config = build(schema, values, lambda path, value: report_unknown(path, value, problems, schema), wrong)
+    if not refused:
+        return config
+    for path in refused:  # the defaults once more, so that those of keys that follow another are resolved
+        section, _, name = path.rpartition(".")
+        value_at(merged, section)[name] = default_of(schema, path)
+    return build(schema, _resolve(merged), lambda path, value: None, lambda path, value, error: None)
+
+
+def screen_overrides(
+    arguments: list[str], schema: type = Config, also_check: Callable[[Any], Iterable[tuple[str, str]]] | None = None
+) -> list[str]:
+    """Command-line arguments as Hydra should see them.
+
+    Raises:
+        ConfigError: names every unknown key and wrong value; and since they will be corrected together, what is wrong
+            with the rest of the configuration too.
+    """
+    problems = Problems()
+    kept = readable_overrides(arguments, schema, problems)
+    if problems.found:
+        with suppress(ConfigError):  # it can be composed once the problems are solved
+            _find_all(compose_from_arguments(kept, schema), problems, schema, also_check)
+    problems.raise_if_any()
+    return kept
+
+
+def compose(overrides: list[str], config_name: str = "ppo_trainer", config_dir: Path = CONFIG_DIR) -> DictConfig:
+    """What Hydra makes of `config_name` with command-line `overrides`, without starting a Hydra application."""
+    if config_dir.resolve() == CONFIG_DIR:
+        overrides = screen_overrides(overrides)
+    return compose_screened(overrides, config_name, config_dir)
 
 
 def as_plain_dict(config: Config) -> dict[str, Any]:
@@ -53,13 +140,13 @@ def as_plain_dict(config: Config) -> dict[str, Any]:
     return asdict(config)
 
 
-def _as_nested(source: Any) -> dict[str, Any]:
+def _as_nested(source: Any, schema: type) -> dict[str, Any]:
     """`source` as plain nested dicts, interpolations unresolved."""
-    if isinstance(source, Config):
-        return asdict(source)
+    if isinstance(source, schema):
+        return asdict(source)  # type: ignore[call-overload]
     if not isinstance(source, (DictConfig, Mapping)):
         raise ConfigError(
-            f"a configuration must be a DictConfig, a mapping or a Config, got {type(source).__name__}",
+            f"a configuration must be a DictConfig, a mapping or a {schema.__name__}, got {type(source).__name__}",
             "read a file with OmegaConf.load(path)",
         )
     try:
@@ -69,20 +156,23 @@ def _as_nested(source: Any) -> dict[str, Any]:
         raise ConfigError(f"the configuration cannot be read: {_first_line(error)}", "correct that value") from None
 
 
-def _merge(defaults: dict[str, Any], user: dict[str, Any], problems: Problems, prefix: str = "") -> dict[str, Any]:
+def _merge(
+    defaults: dict[str, Any], user: dict[str, Any], problems: Problems, schema: type, prefix: str = ""
+) -> dict[str, Any]:
     """`user` over `defaults`, section by section; a free-form key is replaced as a whole."""
     merged = dict(defaults)
     for name, value in user.items():
         path = f"{prefix}{name}"
         default = defaults.get(name)
-        if not isinstance(default, dict) or path in all_keys(Config):
+        if not isinstance(default, dict) or path in all_keys(schema):
             merged[name] = value
         elif isinstance(value, dict):
-            merged[name] = _merge(default, value, problems, path + ".")
+            merged[name] = _merge(default, value, problems, schema, path + ".")
         elif value is not None:  # `trainer:` with nothing below it reads as null
             problems.add(
                 f"{path} must be a section with keys, got {value!r}",
                 f"write {path}.<key>=<value>; its keys: {', '.join(default)}",
+                doubtful=[f"{path}."],
             )
     return merged
 
@@ -102,26 +192,6 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _keys_set_by_user(values: dict[str, Any]) -> set[str]:
-    """Dotted keys with another value than the one they would have had by themselves.
-
-    A key whose default follows another key counts only when it departs from it.
-    """
-    return {
-        path
-        for path in all_keys(Config)
-        if _at(values, path) != default_of(Config, path) and not _follows_another_key(path, values)
-    }
-
-
-def _follows_another_key(path: str, values: dict[str, Any]) -> bool:
-    """Whether the key's default is `${other}` and it has the value of that other key."""
-    default = default_of(Config, path)
-    follows = FOLLOWS.fullmatch(default) if isinstance(default, str) else None
-    return follows is not None and _at(values, follows[1]) == _at(values, path)
-
-
-def _at(values: dict[str, Any], path: str) -> Any:
-    for part in path.split("."):
-        values = values[part]
-    return values
+def keys_set_by_user(config: Any) -> set[str]:
+    """Dotted keys with another value than the one they would have had by themselves."""
+    return set(keys_set(asdict(config), type(config)))

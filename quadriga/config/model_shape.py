@@ -52,7 +52,7 @@ def _cached_snapshots(name: str) -> list[Path]:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{name.replace('/', '--')}"
     head = cache / "refs" / "main"
-    return [cache / "snapshots" / head.read_text().strip()] if head.is_file() else []
+    return [cache / "snapshots" / head.read_text(encoding="ascii", errors="replace").strip()] if head.is_file() else []
 
 
 def read_model_shape(folder: Path) -> ModelShape:
@@ -85,6 +85,17 @@ def read_model_shape(folder: Path) -> ModelShape:
         embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
         parameters = layers * shape.layer_parameters + embeddings
     return ModelShape(**{**vars(shape), "parameters": parameters})
+
+
+def read_heads(folder: Path | None) -> tuple[int, int] | None:
+    """Attention heads of the model in `folder`, and those of keys and values; None where that cannot be told."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+        config = {**config, **config.get("text_config", {})}
+        heads = _number(config, "num_attention_heads", "n_head")
+    except (OSError, ValueError):
+        return None
+    return heads, config.get("num_key_value_heads") or heads
 
 
 def _number(config: dict[str, Any], *names: str) -> int:

@@ -6,36 +6,67 @@ listed here; tests hold the lists equal to the registries of the rooms that impl
 
 from __future__ import annotations
 
-GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_passk", "gpg")
+TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
+"""They need Σπ² of the policy at every token."""
+
+GROUP_ESTIMATORS = (
+    "grpo",
+    "grpo_vectorized",
+    "rloo",
+    "rloo_vectorized",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "grpo_passk",
+    "gpg",
+    "gdpo",
+    "gigpo",
+    *TOKEN_BASELINES,
+)
 """They compare a response with the others to the same prompt: a lone response has advantage 0."""
 
 ADV_ESTIMATORS = (
     "gae",
     "grpo",
+    "grpo_vectorized",
     "rloo",
+    "rloo_vectorized",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
     "opo",
     "grpo_passk",
     "gpg",
+    "gdpo",
+    "gigpo",
+    *TOKEN_BASELINES,
 )
-POLICY_LOSSES = ("vanilla", "gspo", "cispo", "gpg", "geo_mean")
+COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
+"""They treat tokens that were chosen from the whole mini-batch in a way of their own."""
+
+POLICY_LOSSES = (
+    "vanilla",
+    "gspo",
+    "cispo",
+    "gpg",
+    "geo_mean",
+    "sapo",
+    "dppo_tv",
+    "dppo_kl",
+    "dro",
+    "luspo",
+    "vespo",
+    *COVARIANCE_LOSSES,
+    "prime_rl",
+    "decoupled",
+)
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_LOSSES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
+DISTILLATION_LOSSES = (*KL_LOSSES, "forward_kl_topk", "jsd_topk")
+DISTILLATION_TAILS = ("bucket", "dropped", "renormalised")
+LENGTH_REWARDS = ("kimi", "prime_rl")
+PF_PPO_METHODS = ("pow", "max_min", "max_random")
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
 DPO_LOSSES = ("sigmoid", "ipo")
-REWARD_MANAGERS = ("naive", "dapo", "batch")
+REWARD_MANAGERS = ("naive", "dapo", "batch", "rate_limited", "judge")
+OPTIMISERS = ("adamw", "adamw_8bit", "adamw_bf16", "muon")
 METRIC_SINKS = ("console", "tensorboard", "wandb", "mlflow")
-
-_ADDED: dict[str, set[str]] = {}
-
-
-def allow_name(path: str, name: str) -> None:
-    """Let the key `path` take `name` too: for a registry's decorator, so that names a user registers are accepted."""
-    _ADDED.setdefault(path, set()).add(name)
-
-
-def added_names(path: str) -> set[str]:
-    """What `allow_name` has added for this key in this process."""
-    return _ADDED.get(path, set())

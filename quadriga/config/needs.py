@@ -5,19 +5,52 @@ Works on the typed `Config` and on Hydra's DictConfig alike: only attributes are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+from quadriga.config.names import TOKEN_BASELINES
 
 
 def need_critic(config: Any) -> bool:
     """Whether a value model takes part: as `critic.enable` says, or else because `gae` needs values."""
+    if not learns_from_rewards(config):
+        return False
     if config.critic.enable is not None:
         return bool(config.critic.enable)
     return config.algorithm.adv_estimator == "gae"
 
 
+def learns_from_rewards(config: Any) -> bool:
+    """Whether rewards teach the policy: always, but in a distillation without task rewards."""
+    return not config.distillation.enabled or bool(config.distillation.distillation_loss.use_task_rewards)
+
+
 def need_reference_policy(config: Any) -> bool:
     """Whether the log-probs of the frozen start of the actor are needed: for a KL in the reward or in the loss."""
     return bool(config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss)
+
+
+def correction_of(config: Any) -> Any:
+    """`algorithm.rollout_correction` as it holds: samples by older weights, or by an engine with
+    kernels of its own, are weighted, unless something else is asked for."""
+    correction = config.algorithm.rollout_correction
+    asked = correction.rollout_is or correction.rollout_rs or correction.bypass_mode or correction.m2po_threshold
+    asked = asked or config.actor_rollout_ref.actor.policy_loss.loss_mode == "decoupled"  # it has weights of its own
+    older = config.async_training.staleness or config.episodes.read_from
+    foreign = config.actor_rollout_ref.rollout.name != "native"
+    return correction if asked or not (older or foreign) else replace(correction, rollout_is="token")
+
+
+def need_sum_pi_squared(config: Any) -> bool:
+    """Whether the pass for old log-probs also tells Σπ² of every token: as the key says, or else for a token baseline."""
+    asked = config.actor_rollout_ref.actor.calculate_sum_pi_squared
+    return config.algorithm.adv_estimator in TOKEN_BASELINES if asked is None else bool(asked)
+
+
+def need_teacher_top_k(config: Any) -> int:
+    """How many of the teachers' likeliest tokens the distillation loss compares; 0: it needs the sampled ones alone."""
+    loss = config.distillation.distillation_loss
+    return loss.topk if config.distillation.enabled and loss.loss_mode.endswith("_topk") else 0
 
 
 def need_reward_model(config: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
+from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES, TOKEN_BASELINES
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model, uses_token_budget
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems
@@ -23,11 +23,13 @@ class Facts:
     def __init__(self, config: Config) -> None:
         self.data, self.trainer, self.reward = config.data, config.trainer, config.reward
         self.algorithm, self.critic, self.reward_model = config.algorithm, config.critic, config.reward_model
+        self.distillation, self.profiler = config.distillation, config.global_profiler
         policy = config.actor_rollout_ref
         self.actor, self.rollout, self.ref, self.model = policy.actor, policy.rollout, policy.ref, policy.model
         self.has_critic, self.has_ref = need_critic(config), need_reference_policy(config)
         self.has_reward_model = need_reward_model(config)
         self.estimator, self.loss = config.algorithm.adv_estimator, self.actor.policy_loss.loss_mode
+        self.asynchronous, self.episodes = config.async_training, config.episodes
         self.own_reward = config.custom_reward_function.path
         self.kl_in_reward, self.correction = config.algorithm.use_kl_in_reward, config.algorithm.rollout_correction
 
@@ -47,14 +49,32 @@ class Rule(NamedTuple):
     why: str
     switch: str
     zero_is_fine: bool = False
-    """The value 0 says the same as having no effect (a KL weight where there is no KL)."""
+    """The value 0, or nothing, says the same as having no effect (a KL weight where there is no KL)."""
 
 
-OTHER_LOSSES = tuple(name for name in POLICY_LOSSES if name != "vanilla")
+NO_RATIO_BOUND = tuple(name for name in POLICY_LOSSES if name not in ("vanilla", "dppo_tv", "dppo_kl"))
+NO_CLIP = ("gpg", "sapo", "dro", "vespo", "kl_cov")
+LOSS_OPTIONS = {
+    "tau_*": "sapo",
+    "clip_cov_*": "clip_cov",
+    "kl_cov_ratio": "kl_cov",
+    "ppo_kl_coef": "kl_cov",
+    "dro_beta": "dro",
+    "vespo_*": "vespo",
+    "prime_*": "prime_rl",
+    "behaviour_*": "decoupled",
+    "proximal": "decoupled",
+}
+"""Keys of actor.policy_loss, and the loss that each belongs to."""
 NO_LAMBDA = (*GROUP_ESTIMATORS, "reinforce_plus_plus", "remax")
 NO_DISCOUNT = (*GROUP_ESTIMATORS, "remax")
-NO_DEVIATION = tuple(name for name in ADV_ESTIMATORS if name not in ("grpo", "grpo_passk"))
-NOT_GPG = tuple(name for name in ADV_ESTIMATORS if name != "gpg")
+DIVIDED = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gigpo")
+NO_DEVIATION = tuple(name for name in ADV_ESTIMATORS if name not in DIVIDED)
+
+
+def _others_than(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in ADV_ESTIMATORS if name not in names)
+
 
 NO_CRITIC, NO_REF, NO_REWARD_MODEL = (
     f"there is no {who} in this run" for who in ("critic", "reference", "reward model")
@@ -64,13 +84,9 @@ BY_TOKENS, BY_ROWS = "passes are filled up to a token budget", "passes have a fi
 RULES: tuple[Rule, ...] = (
     Rule("critic.*", lambda f: not f.has_critic, NO_CRITIC, "algorithm.adv_estimator=gae"),
     Rule("trainer.critic_warmup", lambda f: not f.has_critic, NO_CRITIC, "algorithm.adv_estimator=gae"),
-    Rule("ref.*", lambda f: not f.has_ref, NO_REF, "actor.use_kl_loss=True"),
-    Rule(
-        "ref.fsdp_config.*",
-        lambda f: f.has_ref and f.model.lora_rank > 0,
-        "with LoRA the reference is the actor without its adapter",
-        "model.lora_rank=0",
-    ),
+    # Where a reference keeps its weights (ref.fsdp_config) says nothing about the run where there is none, or where with
+    # LoRA it is the actor without its adapter: it is no mistake to have said it.
+    Rule("ref.log_prob_*", lambda f: not f.has_ref, NO_REF, "actor.use_kl_loss=True"),
     Rule("reward_model.model.*", lambda f: not f.has_reward_model, NO_REWARD_MODEL, "reward_model.enable=True"),
     Rule("reward_model.*_len_per_gpu", lambda f: not f.has_reward_model, NO_REWARD_MODEL, "reward_model.enable=True"),
     Rule("reward_model.*_size_per_gpu", lambda f: not f.has_reward_model, NO_REWARD_MODEL, "reward_model.enable=True"),
@@ -99,6 +115,30 @@ RULES: tuple[Rule, ...] = (
         "there is no hard deadline",
         "trainer.watchdog.hard_s",
     ),
+    Rule(
+        "async_training.mode async_training.partial_rollout*",
+        lambda f: f.asynchronous.staleness == 0,
+        "a step generates, then trains",
+        "async_training.staleness=1",
+    ),
+    Rule(
+        "async_training.partial_rollout*",
+        lambda f: f.asynchronous.staleness > 0 and f.asynchronous.mode == "ordered",
+        "in ordered mode every sample is written by one version of the weights",
+        "async_training.mode=free",
+    ),
+    Rule(
+        "async_training.partial_rollout_recompute",
+        lambda f: f.asynchronous.mode == "free" and not f.asynchronous.partial_rollout,
+        "no sample goes on under new weights",
+        "async_training.partial_rollout=True",
+    ),
+    Rule(
+        "async_training.*",
+        lambda f: f.episodes.read_from is not None,
+        "nothing is generated for training: the groups are read",
+        "episodes.read_from=null",
+    ),
     # Advantages
     Rule("algorithm.lam", lambda f: f.estimator in NO_LAMBDA, "lambda belongs to GAE", "algorithm.adv_estimator=gae"),
     Rule(
@@ -113,7 +153,42 @@ RULES: tuple[Rule, ...] = (
         "this estimator does not divide by the group's deviation",
         "algorithm.adv_estimator=grpo",
     ),
-    Rule("algorithm.f_norm", lambda f: f.estimator in NOT_GPG, "it belongs to gpg", "algorithm.adv_estimator=gpg"),
+    Rule(
+        "algorithm.f_norm",
+        lambda f: f.estimator in _others_than("gpg"),
+        "it belongs to gpg",
+        "algorithm.adv_estimator=gpg",
+    ),
+    Rule(
+        "algorithm.gdpo_*",
+        lambda f: f.estimator in _others_than("gdpo"),
+        "it belongs to gdpo",
+        "algorithm.adv_estimator=gdpo",
+    ),
+    Rule(
+        "algorithm.gigpo.*",
+        lambda f: f.estimator in _others_than("gigpo"),
+        "it belongs to gigpo",
+        "algorithm.adv_estimator=gigpo",
+    ),
+    Rule(
+        "algorithm.handle_zero_tail",
+        lambda f: f.estimator in _others_than(*TOKEN_BASELINES),
+        "it belongs to the token baselines",
+        "algorithm.adv_estimator=optimal_token_baseline",
+    ),
+    Rule(
+        "algorithm.pf_ppo.*",
+        lambda f: not f.algorithm.use_pf_ppo,
+        "rows are not drawn",
+        "algorithm.use_pf_ppo=True",
+    ),
+    Rule(
+        "algorithm.length_reward_weight",
+        lambda f: f.algorithm.length_reward is None,
+        "short responses get no reward",
+        "algorithm.length_reward=kimi",
+    ),
     Rule(
         "algorithm.filter_groups.*",
         lambda f: not f.algorithm.filter_groups.enable,
@@ -132,6 +207,13 @@ RULES: tuple[Rule, ...] = (
         "nothing is rejected",
         "algorithm.rollout_correction.rollout_rs=token_k1",
     ),
+    Rule(
+        "distillation.*",
+        lambda f: not f.distillation.enabled,
+        "there is no distillation",
+        "distillation.enabled=True",
+        zero_is_fine=True,
+    ),
     # KL
     Rule("actor.kl_loss_coef", lambda f: not f.actor.use_kl_loss, "the loss has no KL", "actor.use_kl_loss=True", True),
     Rule("actor.kl_loss_type", lambda f: not f.actor.use_kl_loss, "the loss has no KL", "actor.use_kl_loss=True"),
@@ -148,6 +230,13 @@ RULES: tuple[Rule, ...] = (
         "the KL weight is fixed",
         "algorithm.kl_ctrl.type=adaptive",
     ),
+    # Generation
+    Rule(
+        "rollout.max_model_len rollout.enable_chunked_prefill rollout.engine_kwargs.vllm",
+        lambda f: f.rollout.name != "vllm",
+        "it belongs to vLLM, and the native engine generates",
+        "rollout.name=vllm",
+    ),
     # Policy loss
     Rule(
         "actor.clip_ratio",
@@ -157,15 +246,36 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "actor.clip_ratio_c",
-        lambda f: f.loss in OTHER_LOSSES,
-        "only vanilla has it",
+        lambda f: f.loss in NO_RATIO_BOUND,
+        "only vanilla and dppo_* have it",
         "actor.policy_loss.loss_mode=vanilla",
     ),
     Rule(
         "actor.clip_ratio actor.clip_ratio_low actor.clip_ratio_high",
-        lambda f: f.loss == "gpg",
-        "the loss gpg does not clip",
+        lambda f: f.loss in NO_CLIP,
+        "this loss does not clip",
         "actor.policy_loss.loss_mode=vanilla",
+    ),
+    Rule(
+        "actor.clip_ratio",
+        lambda f: f.loss == "luspo",
+        "luspo has bounds of its own",
+        "actor.clip_ratio_low and actor.clip_ratio_high",
+    ),
+    *(
+        Rule(
+            f"actor.policy_loss.{keys}",
+            lambda f, loss=loss: f.loss in POLICY_LOSSES and f.loss != loss,  # type: ignore[misc]
+            f"it belongs to the loss {loss}",
+            f"actor.policy_loss.loss_mode={loss}",
+        )
+        for keys, loss in LOSS_OPTIONS.items()
+    ),
+    Rule(
+        "actor.adaptive_entropy.*",
+        lambda f: not f.actor.adaptive_entropy.enable,
+        "the entropy bonus is fixed",
+        "actor.adaptive_entropy.enable=True",
     ),
     Rule(
         "actor.loss_scale_factor",
@@ -174,10 +284,16 @@ RULES: tuple[Rule, ...] = (
         "actor.loss_agg_mode=seq-mean-token-sum-norm",
     ),
     Rule(
-        "model.lora_alpha model.target_modules",
-        lambda f: f.model.lora_rank == 0,
+        "model.lora_alpha model.target_modules model.exclude_modules",
+        lambda f: f.model.lora_rank == 0 and f.model.lora_adapter_path is None,
         "there is no LoRA",
         "model.lora_rank=32",
+    ),
+    Rule(
+        "*.profiler.* global_profiler.steps global_profiler.save_path",
+        lambda f: f.profiler.tool is None,
+        "nothing is profiled",
+        "global_profiler.tool=torch",
     ),
     # Schedules
     Rule(
@@ -311,24 +427,35 @@ SWITCHES = ("critic.enable",)
 
 def report_values_without_effect(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
     """One problem for each rule that fires, naming all the keys it hits."""
+    for (why, switch), paths in values_without_effect(config, set_by_user).items():
+        listed = ", ".join(f"{path}={_value(config, path)}" for path in paths)
+        has, it = ("has", "it") if len(paths) == 1 else ("have", "them")
+        problems.add(f"{listed} {has} no effect: {why}", f"remove {it}, or set {switch}")
+
+
+def values_without_effect(config: Config, set_by_user: Collection[str]) -> dict[tuple[str, str], list[str]]:
+    """(why, the switch that would change it) → the keys, of those set by the user, that have no effect."""
     facts = Facts(config)
     hits: dict[tuple[str, str], list[str]] = {}
     for rule in RULES:
         patterns = full_names(rule.keys).split()
         set_here = [p for p in set_by_user if p not in SWITCHES and any(fnmatchcase(p, k) for k in patterns)]
         if set_here and rule.idle(facts):
-            hit = [p for p in set_here if not (rule.zero_is_fine and _value(config, p) == 0)]
+            hit = [p for p in set_here if not (rule.zero_is_fine and _says_nothing(_value(config, p)))]
             hits.setdefault((rule.why, full_names(rule.switch)), []).extend(sorted(hit))
-    for (why, switch), paths in hits.items():
-        if paths:
-            listed = ", ".join(f"{path}={_value(config, path)}" for path in paths)
-            has, it = ("has", "it") if len(paths) == 1 else ("have", "them")
-            problems.add(f"{listed} {has} no effect: {why}", f"remove {it}, or set {switch}")
+    return {reason: paths for reason, paths in hits.items() if paths}
 
 
 def full_names(text: str) -> str:
     """`actor.x` -> `actor_rollout_ref.actor.x`, and so on for the other sections of the policy."""
     return re.sub(r"(?<![\w.])(actor|rollout|ref|model)\.", r"actor_rollout_ref.\1.", text)
+
+
+def _says_nothing(value: Any) -> bool:
+    """0, null, or a section of nothing else."""
+    if isinstance(value, dict):
+        return all(_says_nothing(inner) for inner in value.values())
+    return value is None or value == 0
 
 
 def _value(config: Config, path: str) -> Any:

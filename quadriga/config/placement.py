@@ -8,7 +8,8 @@
 - explicit: `{pools: {name: [slots per node, …], …}, roles: {role: pool, …}}`. Here `rollout` may have a pool of its own: then the
   actor only trains, and pushes its weights to the engines there.
 
-A reward model with `reward_model.enable_resource_pool` has `reward_pool` to itself in the first two.
+In the first two, a reward model with `reward_model.enable_resource_pool` has `reward_pool` to itself, and local teachers with
+`distillation.nnodes` above 0 have `teacher_pool`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
+from quadriga.config.distillation import teachers_of
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model
 from quadriga.errors import ConfigError
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, REWARD = "actor_rollout", "rollout", "critic", "ref", "rm"
+TEACHER = "teacher"
 KINDS = ("colocated", "split")
 KEY = "trainer.placement"
 
@@ -55,6 +58,8 @@ def roles_of(config: Any) -> list[str]:
         roles.append(REFERENCE)
     if need_reward_model(config):
         roles.append(REWARD)
+    if any(teacher.is_local for teacher in teachers_of(config)):
+        roles.append(TEACHER)
     return roles
 
 
@@ -69,13 +74,16 @@ def placement_of(config: Any) -> Placement:
     elif chosen == "split":
         first, second = _halves(nodes, slots)
         pools = {"actor_rollout_ref_pool": first, "critic_pool": second}
-        homes = {r: "actor_rollout_ref_pool" if r in (ACTOR, REFERENCE) else "critic_pool" for r in roles}
+        homes = {r: "actor_rollout_ref_pool" if r in (ACTOR, REFERENCE, TEACHER) else "critic_pool" for r in roles}
     else:
         raise ConfigError(f"{KEY}={chosen!r} is unknown", f"set it to {' or '.join(KINDS)}, or give pools and roles")
     own = config.reward_model
     if REWARD in roles and own.enable_resource_pool:
         pools["reward_pool"] = [own.n_gpus_per_node] * own.nnodes
         homes[REWARD] = "reward_pool"
+    if TEACHER in roles and config.distillation.nnodes > 0:
+        pools["teacher_pool"] = [config.distillation.n_gpus_per_node] * config.distillation.nnodes
+        homes[TEACHER] = "teacher_pool"
     return _checked(Placement(pools, homes))
 
 
@@ -115,7 +123,7 @@ def _explicit(chosen: Mapping[str, Any], roles: list[str]) -> Placement:
         if role not in given:
             raise ConfigError(f"{KEY}.roles does not say where {role} lives", f"add {role}: one of {', '.join(pools)}")
     for role in given:
-        if role not in (ACTOR, ROLLOUT, CRITIC, REFERENCE, REWARD):
+        if role not in (ACTOR, ROLLOUT, CRITIC, REFERENCE, REWARD, TEACHER):
             raise ConfigError(f"{KEY}.roles: there is no role {role!r}", f"the run has {', '.join(roles)}")
     if given.get(ROLLOUT, given[ACTOR]) != given[ACTOR]:
         roles = [*roles, ROLLOUT]

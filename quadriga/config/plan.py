@@ -1,6 +1,6 @@
 """What a configuration amounts to: rows, batches, optimiser steps and tokens of a step, pools, and memory.
 
-`quadriga plan key=value …` prints it. Nothing is started and no heavy library is loaded.
+Nothing is started and no heavy library is loaded.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from quadriga.config.command_line import compose_from_arguments
 from quadriga.config.dataset_size import count_rows
-from quadriga.config.load import load_config
+from quadriga.config.devices import gpu_memory
 from quadriga.config.local_device import detect_local_device
-from quadriga.config.memory import WorkerMemory, estimate_memory
+from quadriga.config.memory import USABLE, WorkerMemory, estimate_memory
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
@@ -21,6 +20,7 @@ from quadriga.config.needs import (
     uses_token_budget,
 )
 from quadriga.config.placement import placement_of
+from quadriga.config.savings import savings
 from quadriga.config.schema import Config
 
 
@@ -52,6 +52,18 @@ class Pool:
 
     slots_per_node: list[int]
     roles: list[str]
+    set_size: int = 1
+    """Neighbouring slots that generate together with one copy of the model."""
+
+    @property
+    def sets(self) -> list[list[tuple[int, int]]]:
+        """For each node the first and the last worker of each set."""
+        nodes, first = [], 0
+        for slots in self.slots_per_node:
+            starts = range(first, first + slots, self.set_size)
+            nodes.append([(start, start + self.set_size - 1) for start in starts])
+            first += slots
+        return nodes
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,19 @@ class Plan:
     epochs: int
     max_steps: int | None
     memory: list[WorkerMemory] = field(default_factory=list)
+    gpu: str | None = None
+    """The device that the plan was asked for by name."""
+    capacity: int | None = None
+    """Its memory in bytes."""
+    savings: list[str] = field(default_factory=list)
+    """Keys that would make it fit, or spare most of what is missing, where it does not."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every worker's peak fits the device; None where that cannot be said."""
+        if self.capacity is None or any(memory.unknown for memory in self.memory):
+            return None
+        return all(memory.peak[1] <= USABLE * self.capacity for memory in self.memory)
 
     @property
     def rows(self) -> int:
@@ -116,12 +141,14 @@ class Plan:
         return found
 
 
-def make_plan(config: Config) -> Plan:
-    """The plan of a checked configuration. Reads sizes of local data and model files, nothing else."""
+def make_plan(config: Config, gpu: str | None = None) -> Plan:
+    """The plan of a checked configuration, for this machine or for the GPU of that name. Reads sizes of local data and model
+    files, nothing else."""
     train_rows, why_not = count_rows(config.data.train_files)
     if train_rows is not None and config.data.train_max_samples > 0:
         train_rows = min(train_rows, config.data.train_max_samples)
-    device = config.trainer.device or detect_local_device()
+    device = "cuda" if gpu is not None else config.trainer.device or detect_local_device()
+    capacity = None if gpu is None else gpu_memory(gpu)
     return Plan(
         prompts=config.data.train_batch_size,
         responses_per_prompt=config.actor_rollout_ref.rollout.n,
@@ -137,7 +164,10 @@ def make_plan(config: Config) -> Plan:
         train_rows_unknown_because=why_not,
         epochs=config.trainer.total_epochs,
         max_steps=config.trainer.total_training_steps,
-        memory=estimate_memory(config, device),
+        memory=estimate_memory(config, device, capacity),
+        gpu=gpu,
+        capacity=capacity,
+        savings=[] if capacity is None else savings(config, device, capacity),
     )
 
 
@@ -163,12 +193,16 @@ def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:
 
 
 def _pools(config: Config) -> dict[str, Pool]:
-    placement = placement_of(config)
+    placement, set_size = placement_of(config), config.actor_rollout_ref.rollout.tensor_model_parallel_size
     shown = {"actor_rollout": ["actor", "rollout"] if placement.generator == "actor_rollout" else ["actor"]}
     if need_reference_policy(config) and config.actor_rollout_ref.model.lora_rank:
         shown["actor_rollout"].append("ref (actor without adapter)")
     return {
-        name: Pool(sizes, [part for role in placement.roles_in(name) for part in shown.get(role, [role])])
+        name: Pool(
+            sizes,
+            [part for role in placement.roles_in(name) for part in shown.get(role, [role])],
+            set_size if name == placement.role_pool[placement.generator] else 1,
+        )
         for name, sizes in placement.pools.items()
     }
 
@@ -186,23 +220,3 @@ def format_bytes(size: float) -> str:
             return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def print_plan(plan: Plan) -> None:
-    """Show the plan as tables on standard output."""
-    from quadriga.config.plan_view import show_plan
-
-    show_plan(plan)
-
-
-def main(arguments: list[str]) -> int:
-    """`quadriga plan [--config-name NAME] [--config-path FOLDER] key=value …`.
-
-    Raises:
-        ConfigError: the configuration cannot run.
-    """
-    if arguments and arguments[0] in ("-h", "--help"):
-        print("usage: quadriga plan [--config-name NAME] [--config-path FOLDER] key=value …")
-        return 0
-    print_plan(make_plan(load_config(compose_from_arguments(arguments))))
-    return 0

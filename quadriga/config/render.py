@@ -1,8 +1,8 @@
-"""Writes the schema down for readers: the complete, commented `ppo_trainer.yaml` and the tables of the reference page.
+"""Writes the schemas down for readers: the complete, commented YAML files and the tables of the reference pages.
 
-python -m quadriga.config.render              # the YAML file, to standard output
-python -m quadriga.config.render --markdown   # the reference tables
-python -m quadriga.config.render --write      # both files of the checkout anew; tests hold them equal to the schema
+python -m quadriga.config.render              # ppo_trainer.yaml, to standard output
+python -m quadriga.config.render --markdown   # its reference tables
+python -m quadriga.config.render --write      # all files and pages of the checkout anew; tests hold them equal to the schemas
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quadriga.config.command_line import CONFIG_DIR
+from quadriga.config.command_line import CONFIG_DIR, config_file
 from quadriga.config.fields import KeySpec, spec_of
 from quadriga.config.schema import Config
+from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.config.typed import hints_of, type_in_words
 
 WIDTH = 120
@@ -49,12 +50,21 @@ hydra:
 """
 
 
-def render_yaml() -> str:
+SUPERVISED_HEADER = """\
+# Every key of `quadriga {name}` with its default. Written by `python -m quadriga.config.render`; the truth is
+# quadriga/config/supervised_schema.py.
+#
+# A *row* is one example. "per GPU" means per process, also on a machine without GPUs. ${{a.b}} follows another key.
+"""
+
+
+def render_yaml(schema: type = Config) -> str:
     """The complete configuration file."""
-    lines = [HEADER.rstrip()]
-    for declared in fields(Config):
+    name = config_file(schema).stem.removesuffix("_trainer")
+    lines = [(HEADER if schema is Config else SUPERVISED_HEADER.format(name=name)).rstrip()]
+    for declared in fields(schema):
         lines += ["", f"# ---- {declared.name}: {spec_of(declared).doc}", f"{declared.name}:"]
-        lines += _yaml_lines(getattr(Config(), declared.name), 1)
+        lines += _yaml_lines(getattr(schema(), declared.name), 1)
     return "\n".join(lines) + "\n" + HYDRA
 
 
@@ -140,9 +150,26 @@ def page_with_reference(page: str) -> str:
     return f"{before}{BEGIN}\n\n{render_markdown()}\n{END}{after}"
 
 
+SUPERVISED_PAGE = DOCS_PAGE.with_name("supervised_configuration.md")
+_INTRODUCTION = """\
+# Configuration of sft, rm and dpo
+
+Every key of the supervised commands, written from `quadriga/config/supervised_schema.py` by
+`python -m quadriga.config.render --write`. [Supervised training](supervised.md) says how they are used.
+"""
+
+
+def render_supervised_page() -> str:
+    """The whole of docs/supervised_configuration.md, a chapter a command."""
+    chapters = [f"## quadriga {name}\n\n{render_markdown(schema)}" for name, schema in SCHEMAS.items()]
+    return "\n".join([_INTRODUCTION, *chapters])
+
+
 def main(arguments: list[str]) -> int:
     if arguments == ["--write"]:
-        (CONFIG_DIR / "ppo_trainer.yaml").write_text(render_yaml(), encoding="utf-8")
+        for schema in (Config, *SCHEMAS.values()):
+            config_file(schema).write_text(render_yaml(schema), encoding="utf-8")
+        SUPERVISED_PAGE.write_text(render_supervised_page(), encoding="utf-8")
         DOCS_PAGE.write_text(page_with_reference(DOCS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     elif arguments == ["--markdown"]:
         sys.stdout.write(render_markdown())

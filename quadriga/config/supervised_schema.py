@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quadriga.config.fields import key, section
-from quadriga.config.names import DPO_LOSSES, METRIC_SINKS
+from quadriga.config.fields import LONGEST, key, section
+from quadriga.config.names import DPO_LOSSES, METRIC_SINKS, OPTIMISERS
 from quadriga.config.schema_models import FSDPConfig
 
 
@@ -28,7 +28,9 @@ class ExampleDataConfig:
         unit="tokens",
         at_least=1,
     )
-    max_length: int = key(1024, "longest example, prompt and answer together", unit="tokens", at_least=2)
+    max_length: int = key(
+        1024, "longest example, prompt and answer together", unit="tokens", at_least=2, at_most=LONGEST
+    )
     truncation: str = key(
         "error", "what to do with an example over max_length", choices=("error", "left", "right", "middle")
     )
@@ -73,6 +75,7 @@ class PreferenceDataConfig(ExampleDataConfig):
 @dataclass
 class StartModelConfig:
     partial_pretrain: str | None = key(None, "Hugging Face name or folder of the model to start from")
+    path: str | None = key(None, "another name of partial_pretrain")
     tokenizer_path: str | None = key(None, "tokenizer name or folder; null: the model's")
     trust_remote_code: bool = key(False, "run Python code that comes with the model")
     override_config: dict[str, Any] = key({}, "changes to the model's own config, e.g. attention dropout")
@@ -80,14 +83,24 @@ class StartModelConfig:
         False, "recompute activations in the backward pass: less memory, a third more time"
     )
     save_dtype: str = key("float32", "type of the weights in the exported folder", choices=("float32", "bfloat16"))
+    ulysses_sequence_parallel_size: int = key(
+        1,
+        "so many neighbouring workers share their rows and split each sequence; token budgets stay per worker",
+        unit="workers",
+        at_least=1,
+    )
     fsdp_config: FSDPConfig = section(FSDPConfig, "sharding")
 
 
 @dataclass
 class PolicyModelConfig(StartModelConfig):
-    lora_rank: int = key(0, "rank of a LoRA adapter; 0: train all weights", at_least=0)
+    lora_rank: int = key(0, "rank of a LoRA adapter; 0: train all weights", at_least=0, at_most=8192)
     lora_alpha: int = key(16, "LoRA scale", at_least=1)
     target_modules: str | list[str] = key("all-linear", "modules that get an adapter")
+    exclude_modules: str | list[str] | None = key(None, "modules among them that get none; a text is a pattern")
+    lora_adapter_path: str | None = key(
+        None, "folder of a LoRA adapter to start from, as peft writes it; its rank, alpha and modules hold"
+    )
 
 
 @dataclass
@@ -99,6 +112,11 @@ class SFTModelConfig(PolicyModelConfig):
 
 @dataclass
 class SupervisedOptimConfig:
+    name: str = key(
+        "adamw",
+        "optimiser; adamw_8bit and adamw_bf16: AdamW with moments of 2 or 4 bytes a weight instead of 8, rounded at random",
+        choices=OPTIMISERS,
+    )
     lr: float = key(1e-5, "peak learning rate", at_least=0)
     betas: list[float] = key([0.9, 0.95], "AdamW betas")
     weight_decay: float = key(0.01, "AdamW weight decay", at_least=0)
@@ -111,7 +129,10 @@ class SupervisedOptimConfig:
 @dataclass
 class SupervisedTrainerConfig:
     project_name: str = key("quadriga", "first part of the run directory's name")
-    experiment_name: str = key("sft", "second part of it")
+    experiment_name: str | None = key(
+        None,
+        "second part of it; null: the model and the time, a new run each time. A name is what a later command resumes",
+    )
     default_local_dir: str = key(
         "outputs/${trainer.project_name}/${trainer.experiment_name}",
         "run directory: config.yaml, metrics.jsonl, checkpoints/ and, at the end, the model in huggingface/",
@@ -138,10 +159,6 @@ class SupervisedTrainerConfig:
     nccl_timeout: int = key(600, "a collective may take so long", unit="s", at_least=1)
 
 
-def _run_called(name: str) -> Any:
-    return section(lambda: SupervisedTrainerConfig(experiment_name=name), "the run: length, schedule, output")
-
-
 @dataclass
 class SFTConfig:
     """A whole supervised fine-tuning run."""
@@ -149,7 +166,7 @@ class SFTConfig:
     data: SFTDataConfig = section(SFTDataConfig, "examples")
     model: SFTModelConfig = section(SFTModelConfig, "what is trained")
     optim: SupervisedOptimConfig = section(SupervisedOptimConfig, "optimiser")
-    trainer: SupervisedTrainerConfig = _run_called("sft")
+    trainer: SupervisedTrainerConfig = section(SupervisedTrainerConfig, "the run: length, schedule, output")
 
 
 @dataclass
@@ -159,7 +176,7 @@ class RMConfig:
     data: PreferenceDataConfig = section(PreferenceDataConfig, "preference pairs; a row is a pair")
     model: StartModelConfig = section(StartModelConfig, "the language model that gets a score on top")
     optim: SupervisedOptimConfig = section(SupervisedOptimConfig, "optimiser")
-    trainer: SupervisedTrainerConfig = _run_called("rm")
+    trainer: SupervisedTrainerConfig = section(SupervisedTrainerConfig, "the run: length, schedule, output")
 
 
 @dataclass
@@ -179,7 +196,7 @@ class DPOConfig:
     model: PolicyModelConfig = section(PolicyModelConfig, "what is trained, and as it starts the reference")
     dpo: DPOLossConfig = section(DPOLossConfig, "what is optimised")
     optim: SupervisedOptimConfig = section(lambda: SupervisedOptimConfig(lr=1e-6), "optimiser")
-    trainer: SupervisedTrainerConfig = _run_called("dpo")
+    trainer: SupervisedTrainerConfig = section(SupervisedTrainerConfig, "the run: length, schedule, output")
 
 
 SCHEMAS: dict[str, type] = {"sft": SFTConfig, "rm": RMConfig, "dpo": DPOConfig}

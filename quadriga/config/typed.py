@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, reduce
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from quadriga.config.fields import KeySpec, spec_of
-from quadriga.config.names import added_names
 from quadriga.errors import ConfigError
+from quadriga.registry import added_names
 
 
 @dataclass
@@ -20,11 +20,20 @@ class Problems:
     """What is wrong with a configuration, one line per key."""
 
     found: list[tuple[str, str]] = field(default_factory=list)
+    doubtful: set[str] = field(default_factory=set)
+    """Keys whose value is not what the user meant: one that was refused, or that a misspelt key stood for."""
 
-    def add(self, what: str, fix: str) -> None:
+    def add(self, what: str, fix: str, doubtful: Iterable[str] = ()) -> None:
         """Note one problem; the same one twice (a refused section with many keys) counts once."""
         if (what, fix) not in self.found:
             self.found.append((what, fix))
+        self.doubtful.update(doubtful)
+
+    def add_all(self, others: Problems) -> None:
+        """Those of `others` as well, but for what may be wrong only because a key in doubt has its default."""
+        for what, fix in others.found:
+            if not any(key in what for key in self.doubtful):
+                self.add(what, fix)
 
     def raise_if_any(self) -> None:
         if len(self.found) == 1:
@@ -260,11 +269,16 @@ def _check_item(value: Any, spec: KeySpec, also: Collection[str]) -> None:
         if not math.isfinite(value):
             raise ValueError("must be finite")
         if spec.at_least is not None and value < spec.at_least:
-            raise ValueError(f"must be at least {spec.at_least:g}")
+            raise ValueError(f"must be at least {_shown(spec.at_least)}")
         if spec.above is not None and value <= spec.above:
-            raise ValueError(f"must be above {spec.above:g}")
+            raise ValueError(f"must be above {_shown(spec.above)}")
         if spec.at_most is not None and value > spec.at_most:
-            raise ValueError(f"must be at most {spec.at_most:g}")
+            raise ValueError(f"must be at most {_shown(spec.at_most)}")
+
+
+def _shown(bound: float) -> str:
+    """A bound as a user would write it: 8,192 or 0.01."""
+    return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def _names_own_code(value: Any, spec: KeySpec) -> bool:

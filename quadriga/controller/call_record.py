@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
+
+from quadriga.accelerator import in_use
 
 GIB = 1 << 30
 
@@ -33,9 +35,15 @@ class CallMeter:
         return time.perf_counter() - self.clock
 
     def record(self) -> CallRecord:
-        device = _accelerator()
+        device = in_use()
         peak = device.max_memory_allocated() / GIB if device is not None else 0.0
         return CallRecord(self.role, self.method, self.start, self.seconds, host_gb(peak=True), peak)
+
+
+def around_call(worker: Any, method: str) -> AbstractContextManager[None]:
+    """What a worker wants around one of its calls (`worker.around_call(method)`, say a profile); nothing for most."""
+    wanted = getattr(worker, "around_call", None)
+    return nullcontext() if wanted is None else wanted(method)
 
 
 def host_gb(peak: bool = False) -> float:
@@ -54,13 +62,6 @@ def _forget_peaks() -> None:
             reset.write("5")
     except OSError:
         pass  # a kernel that does not offer it: the peak is that of the whole life
-    device = _accelerator()
+    device = in_use()
     if device is not None:
         device.reset_peak_memory_stats()
-
-
-def _accelerator() -> Any:
-    """torch.cuda, if this process uses it already; asking must not start it."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None

@@ -77,7 +77,7 @@ def register(
         dispatch_mode: a mode's name, or its pair of functions as `{"dispatch_fn": …, "collect_fn": …}`.
         execute_mode: `Execute.ALL`, or `Execute.RANK_ZERO` to run on the first rank only and return its one answer.
         blocking: False returns at once with something that has `.get()`.
-        materialize_futures: the worker receives data; False hands it `DataProtoFuture` and `RemoteBatch` arguments unopened.
+        materialize_futures: the worker receives data; False hands it futures, and columns that live elsewhere, unopened.
     """
     mode = _mode_of(dispatch_mode)
     if dispatch_mode == Dispatch.RANK_ZERO:
@@ -159,27 +159,25 @@ def _mode_of(wanted: str | dict[str, Callable[..., Any]] | DispatchMode) -> Disp
 def _opened(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], Callable[[Any], Any]]:
-    """The arguments as data, and what to do with the answer: one to rows from the object store is left there too."""
+    """The arguments as data that is here, and what to do with the answer: one to columns from a store is left there too."""
     if "quadriga.protocol" not in sys.modules:  # nobody has made a future; a light worker need not import torch
         return args, kwargs, _as_it_is
-    from quadriga.controller.remote_batch import RemoteBatch
-    from quadriga.protocol import DataProtoFuture
+    from quadriga.protocol import DataProto, DataProtoFuture, Store
+
+    stores: list[Store] = []
 
     def opened(value: Any) -> Any:
-        if isinstance(value, RemoteBatch):
-            return value.fetch()
-        return value.get() if isinstance(value, DataProtoFuture) else value
+        value = value.get() if isinstance(value, DataProtoFuture) else value
+        if not isinstance(value, DataProto) or value.store is None:
+            return value
+        stores.append(value.store)
+        return value.fetch()
 
-    is_remote = any(isinstance(value, RemoteBatch) for value in (*args, *kwargs.values()))
-    answer = _left_in_store if is_remote else _as_it_is
-    return tuple(map(opened, args)), {k: opened(v) for k, v in kwargs.items()}, answer
+    def left_in_store(answer: Any) -> Any:
+        return answer.leave_in_store(stores[0]) if isinstance(answer, DataProto) else answer
 
-
-def _left_in_store(answer: Any) -> Any:
-    from quadriga.controller.remote_batch import RemoteBatch
-    from quadriga.protocol import DataProto
-
-    return RemoteBatch.put(answer) if isinstance(answer, DataProto) and answer.batch is not None else answer
+    args, kwargs = tuple(map(opened, args)), {k: opened(v) for k, v in kwargs.items()}
+    return args, kwargs, left_in_store if stores else _as_it_is
 
 
 def _as_it_is(answer: Any) -> Any:
@@ -235,9 +233,6 @@ def _dp_compute_metric(group: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
-    import numpy as np
-
-    from quadriga.controller.remote_batch import RemoteBatch
     from quadriga.protocol import DataProto, DataProtoFuture, pad_dataproto_to_divisor
 
     chunked: list[list[Any]] = []
@@ -246,11 +241,15 @@ def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
         if isinstance(value, DataProto):
             padded, padding = pad_dataproto_to_divisor(value, parts)
             chunked.append(padded.chunk(parts))
-        elif isinstance(value, RemoteBatch):
-            padding = -len(value) % parts
-            chunked.append(value[np.arange(len(value) + padding) % max(1, len(value))].chunk(parts))
         elif isinstance(value, DataProtoFuture):
             chunked.append(value.chunk(parts))
+        elif _is_tensordict(value):
+            if len(value) % parts:
+                raise ConfigError(
+                    f"a TensorDict of {len(value)} rows does not divide into {parts} equal parts",
+                    "pass a DataProto, which is padded, or a number of rows that divides",
+                )
+            chunked.append(list(value.split(len(value) // parts)))
         else:
             raise ConfigError(
                 f"this method deals out rows of a DataProto, got {type(value).__name__}",
@@ -259,13 +258,18 @@ def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
     return chunked, padding
 
 
+def _is_tensordict(value: Any) -> bool:
+    tensordict = sys.modules.get("tensordict")  # nobody can have made one without it
+    return tensordict is not None and isinstance(value, tensordict.TensorDictBase)
+
+
 def _concat_without(padding: int, outputs: list[Any]) -> Any:
-    from quadriga.controller.remote_batch import RemoteBatch
     from quadriga.protocol import DataProto, unpad_dataproto
 
-    if all(isinstance(o, RemoteBatch) for o in outputs):
-        stacked = RemoteBatch.concat(outputs)
-        return stacked[: len(stacked) - padding]
+    if outputs and all(map(_is_tensordict, outputs)):
+        import torch
+
+        return torch.cat(outputs)
     if not all(isinstance(o, DataProto) for o in outputs):
         return outputs
     result = DataProto.concat(outputs)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from quadriga.controller.call_record import CallMeter, CallRecord
+from quadriga.controller.call_record import CallMeter, CallRecord, around_call
+from quadriga.controller.device_gate import DEVICE_GATE
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
@@ -34,7 +36,8 @@ class LocalResourcePoolManager:
 
 
 class LocalWorkerGroup(WorkerGroup):
-    """One slot in this very process. Calls run at once: breakpoints work, nothing is copied, errors come as they are.
+    """One slot in this very process. Calls run when they are waited for: breakpoints work, nothing is copied, errors come
+    as they are.
 
     Args:
         resource_pool: as on Ray; it must have one slot, since a process can be only one rank.
@@ -103,6 +106,9 @@ class LocalWorkerGroup(WorkerGroup):
     def is_alive(self) -> bool:
         return not self._closed
 
+    def death(self, during: str, timeout_s: float = 5.0) -> None:
+        """None: the worker dies with whoever asks."""
+
     def ask(self, method: str, *args: Any, timeout_s: float = 10.0) -> list[Any]:
         """What a method of the worker answers, also from another thread than the one that is busy with a call."""
         role, method = role_and_method(self._roles, self._prefixed, method)
@@ -118,15 +124,34 @@ class LocalWorkerGroup(WorkerGroup):
             raise WorkerError("the workers are gone: the group was shut down", "make a new worker group")
 
     def submit(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _Deferred(partial(self._call_now, method, args, kwargs))
+
+    def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
+        return [call.result() if isinstance(call, _Deferred) else call for call in pending]
+
+    def _call_now(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         role, method = role_and_method(self._roles, self._prefixed, method)
         meter = CallMeter(role, method)
-        result = getattr(self._workers[role], method)(*args, **kwargs)
-        result = asyncio.run(result) if asyncio.iscoroutine(result) else result
+        worker = self._workers[role]
+        with DEVICE_GATE.call(), around_call(worker, method):
+            result = getattr(worker, method)(*args, **kwargs)
+            result = asyncio.run(result) if asyncio.iscoroutine(result) else result
         self._calls.append(meter.record())
         return result
 
-    def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
-        return pending
+
+class _Deferred:
+    """A call that is made when somebody waits for it: whoever measures the wait measures the call."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call: Callable[[], Any] | None = call
+        self._result: Any = None
+
+    def result(self) -> Any:
+        if self._call is not None:
+            call, self._call = self._call, None
+            self._result = call()
+        return self._result
 
 
 def _environment(device: str) -> dict[str, str]:
@@ -136,11 +161,11 @@ def _environment(device: str) -> dict[str, str]:
     place = {
         "node_id": "local",
         "node_ip": "127.0.0.1",
-        "port": port,
+        "interfaces": [name for _, name in socket.if_nameindex()],
         "cores": len(os.sched_getaffinity(0)),
         "noset": [],
         "accelerator_ids": {},
         "chosen_interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
-    (variables,) = rank_environments([place], device, "")
+    (variables,) = rank_environments([place], device, "", port=port)
     return {**variables, "WG_BACKEND": "local"}

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from quadriga.protocol import Store
+
 
 def put(value: Any) -> Any:
     """A handle to `value`. It can be sent to any process of the run; the memory is freed when the last one drops it."""
@@ -22,3 +24,7 @@ def get(handles: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
 def _running_ray() -> Any:
     ray = sys.modules.get("ray")  # a run without it need not import it
     return ray if ray is not None and ray.is_initialized() else None
+
+
+STORE = Store(put, get)
+"""For `DataProto.leave_in_store`."""

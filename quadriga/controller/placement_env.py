@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quadriga.controller.rendezvous import SECRET
 from quadriga.controller.worker import PROTECTED_VARIABLES
-from quadriga.errors import ConfigError
+from quadriga.errors import ConfigError, ResourceError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -21,7 +22,12 @@ def refuse_protected(worker_env: Mapping[str, str]) -> None:
 
 
 def rank_environments(
-    places: Sequence[Mapping[str, Any]], device: str, prefix: str, node_slots: Mapping[str, int] | None = None
+    places: Sequence[Mapping[str, Any]],
+    device: str,
+    prefix: str,
+    node_slots: Mapping[str, int] | None = None,
+    port: int = 0,
+    secret: str = "",
 ) -> list[dict[str, str]]:
     """Variables for each rank.
 
@@ -30,11 +36,15 @@ def rank_environments(
         device: cuda, npu or cpu.
         prefix: the group's name prefix.
         node_slots: slots on each node, those of other pools included; by default only this group is counted.
+        port: where the first rank listens.
+        secret: the name under which the ranks meet.
+
+    Raises:
+        ResourceError: GLOO_SOCKET_IFNAME names an interface that a node does not have.
     """
     nodes = [place["node_id"] for place in places]
     one_node = len(set(nodes)) == 1
-    # On one node nothing needs to leave the machine, and loopback works where the host name does not resolve.
-    master = "127.0.0.1" if one_node else places[0]["node_ip"]
+    master = master_address(places)
     environments = []
     for rank, place in enumerate(places):
         local_rank, local_size = nodes[:rank].count(nodes[rank]), nodes.count(nodes[rank])
@@ -46,7 +56,8 @@ def rank_environments(
             "RAY_LOCAL_RANK": str(local_rank),
             "RAY_LOCAL_WORLD_SIZE": str(local_size),
             "MASTER_ADDR": master,
-            "MASTER_PORT": str(places[0]["port"]),
+            "MASTER_PORT": str(port),
+            SECRET: secret,
             "WG_PREFIX": prefix,
             "WG_BACKEND": "ray",
             "QUADRIGA_DEVICE": device,
@@ -58,11 +69,29 @@ def rank_environments(
         # Left to itself, gloo asks for the host's name, which on many machines means 127.0.0.1 or nothing at all.
         # The user's own choice stands, except loopback between nodes: it can connect no two of them, and is inherited
         # wherever Ray was started by a process that once ran a group alone.
+        _refuse_unknown_interface(place)
         interface = "lo" if one_node else place["interface"]
         if interface and place["chosen_interface"] in (None, "", "lo"):
             variables["GLOO_SOCKET_IFNAME"] = interface
         environments.append(variables)
     return environments
+
+
+def master_address(places: Sequence[Mapping[str, Any]]) -> str:
+    """Where the first rank listens. On one node nothing needs to leave the machine, and loopback works where the host
+    name does not resolve."""
+    return "127.0.0.1" if len({place["node_id"] for place in places}) == 1 else places[0]["node_ip"]
+
+
+def _refuse_unknown_interface(place: Mapping[str, Any]) -> None:
+    chosen = [name for name in (place["chosen_interface"] or "").split(",") if name]
+    unknown = [name for name in chosen if name not in place["interfaces"]]
+    if unknown:
+        raise ResourceError(
+            f"GLOO_SOCKET_IFNAME={place['chosen_interface']}: the node {place['node_ip']} has no network interface "
+            f"{unknown[0]!r}, only {', '.join(place['interfaces'])}",
+            "unset GLOO_SOCKET_IFNAME, or name one of these",
+        )
 
 
 def _device_number(place: Mapping[str, Any], device: str, local_rank: int) -> int:

@@ -14,7 +14,7 @@ from quadriga.controller.call_record import CallRecord
 from quadriga.controller.calls import Seat, WorkersDied, WorkersLost, death_among, fetch
 from quadriga.controller.group import WorkerGroup
 from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
-from quadriga.controller.placement_env import rank_environments, refuse_protected
+from quadriga.controller.placement_env import master_address, rank_environments, refuse_protected
 from quadriga.controller.ray_pool import Bundle, RayResourcePool
 from quadriga.controller.slot_process import start_process
 from quadriga.errors import ConfigError, QuadrigaError, WorkerError
@@ -137,12 +137,13 @@ class RayWorkerGroup(WorkerGroup):
         crew = self._crew
         if crew.ready or crew.building or crew.lost:
             return
-        places = self._await(
-            [h.where.remote(reserve_port=rank == 0) for rank, h in enumerate(crew.handles)], "its start"
-        )
+        places = self._await([handle.where.remote() for handle in crew.handles], "its start")
         crew.seats = [_seated(seat, place) for seat, place in zip(crew.seats, places)]
         node_slots = self._pool.node_slots if self._pool is not None else None
-        crew.environments = rank_environments(places, self.device_name, self.name_prefix, node_slots)
+        (port,) = self._await([crew.handles[0].hold_port.remote(master_address(places))], "its port", ranks=[0])
+        crew.environments = rank_environments(
+            places, self.device_name, self.name_prefix, node_slots, port, secrets.token_hex(16)
+        )
         crew.master = (crew.environments[0]["MASTER_ADDR"], int(crew.environments[0]["MASTER_PORT"]))
         crew.building = self._build(range(len(crew.handles)))
 
@@ -208,6 +209,18 @@ class RayWorkerGroup(WorkerGroup):
             return False
         return True
 
+    def death(self, during: str, timeout_s: float = 5.0) -> QuadrigaError | None:
+        """The death of one of its processes, if one is gone; a process that is only slow to answer lives.
+
+        Args:
+            during: what the workers were at, for the message.
+        """
+        if self._crew.abandoned:
+            return WorkersDied(self._crew.abandoned)
+        pending = [h.where.remote() for h in self._crew.handles]
+        ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
+        return death_among(pending, self.seats, during)
+
     def stacks(self, timeout_s: float = 10.0) -> list[str]:
         """What each worker is doing right now, as Python stacks; works while they are busy or stuck."""
         pending = [h.stacks.remote() for h in self._crew.handles]
@@ -252,6 +265,22 @@ class RayWorkerGroup(WorkerGroup):
 
     def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
         return self._await(pending, method, self.call_timeout_s if timeout_s is None else timeout_s)
+
+    def fetch_one(self, pending: Any, rank: int, method: str) -> Any:
+        """The answer of one worker to a call started with `submit`. Its death leaves the others at their work."""
+        (answer,) = fetch([pending], lambda: [self.seats[rank]], method, self.call_timeout_s, self.doing)
+        return answer
+
+    def tell(self, rank: int, method: str, *args: Any) -> None:
+        """Have a quick method of one worker run beside its calls, without waiting for it."""
+        role, method = role_and_method(self._roles, self._prefixed, method)
+        self._crew.handles[rank].ask.remote(role, method, *args)
+
+    def listen(self, rank: int, method: str, *args: Any) -> Any:
+        """Start a method of one worker that waits, beside its calls, until there is something to tell: Ray's reference."""
+        self.prepare_call()
+        role, method = role_and_method(self._roles, self._prefixed, method)
+        return self._crew.handles[rank].listen.remote(role, method, *args)
 
     def share(self, value: Any) -> Any:
         return ray.put(value) if _is_large(value) else value

@@ -117,7 +117,7 @@ def reserve_nodes(
     wait_s: float = 0.0,
     say: Callable[[str], None] = print,
     say_every_s: float = 5.0,
-    settle_s: float = 3.0,
+    settle_s: float = 10.0,
 ) -> list[Node]:
     """A node for each demand, waiting up to `wait_s` for a cluster that is still growing.
 

@@ -2,7 +2,8 @@
 
 It starts without importing torch, tells where it is, receives its environment, and only then builds its workers, so that
 variables such as OMP_NUM_THREADS act on libraries imported later. Calls run one after another on one thread; `control`
-calls run beside them, so a busy or stuck slot can still be asked where it stands.
+calls run beside them, so a busy or stuck slot can still be asked where it stands; a third thread waits for whoever listens to
+what a worker gives out meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 
 import ray
 
-from quadriga.controller.call_record import CallMeter, CallRecord
+from quadriga.controller import rendezvous
+from quadriga.controller.call_record import CallMeter, CallRecord, around_call
+from quadriga.controller.device_gate import DEVICE_GATE
 
 SIOCGIFADDR = 0x8915
 KEPT_CALLS = 4096
@@ -33,20 +36,15 @@ class Slot:
 
     def __init__(self) -> None:
         self._workers: dict[str, Any] = {}
-        self._port_holder: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calling_thread: int | None = None
         self._doing: CallMeter | None = None
         self._calls: deque[CallRecord] = deque(maxlen=KEPT_CALLS)
 
     @ray.method(concurrency_group="control")
-    def where(self, reserve_port: bool = False) -> dict[str, Any]:
-        """Where this process runs and what it sees. With `reserve_port`, a free port is held until the first build."""
+    def where(self) -> dict[str, Any]:
+        """Where this process runs and what it sees."""
         context = ray.get_runtime_context()
-        if reserve_port and self._port_holder is None:
-            self._port_holder = socket.socket()
-            self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._port_holder.bind(("", 0))
         node_ip = ray.util.get_node_ip_address()
         return {
             "pid": os.getpid(),
@@ -58,8 +56,13 @@ class Slot:
             "cores": len(os.sched_getaffinity(0)),
             "chosen_interface": os.environ.get("GLOO_SOCKET_IFNAME"),
             "noset": [n for n in os.environ if n.startswith("RAY_EXPERIMENTAL_NOSET_") and os.environ[n]],
-            "port": self._port_holder.getsockname()[1] if self._port_holder else None,
+            "interfaces": [name for _, name in socket.if_nameindex()],
         }
+
+    @ray.method(concurrency_group="control")
+    def hold_port(self, address: str) -> int:
+        """Hold a port on `address` for the group that this process is the first of; returns its number."""
+        return rendezvous.hold_port(address)
 
     @ray.method(concurrency_group="control")
     def stacks(self, only_call: bool = False) -> str:
@@ -83,6 +86,11 @@ class Slot:
         """A method of a worker, beside the call that it is busy with: it must be quick and safe to run so."""
         return getattr(self._workers[role], method)(*args)
 
+    @ray.method(concurrency_group="listening")
+    def listen(self, role: str, method: str, *args: Any) -> Any:
+        """A method of a worker that waits until it has something to tell, for a bounded time."""
+        return getattr(self._workers[role], method)(*args)
+
     @ray.method(concurrency_group="control")
     def take_calls(self) -> list[CallRecord]:
         """The calls that have ended since the last time."""
@@ -104,9 +112,7 @@ class Slot:
     def build(self, role: str, worker_class: type, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
         """Make the worker object of `role` from `(args, kwargs)`."""
         self._calling_thread = threading.get_ident()
-        if self._port_holder is not None:
-            self._port_holder.close()
-            self._port_holder = None
+        rendezvous.serve_if_torch_is_there()
         args, kwargs = arguments or ((), {})
         self._workers[role] = worker_class(*args, **kwargs)
         self._calling_thread = None
@@ -115,11 +121,13 @@ class Slot:
         self._calling_thread = threading.get_ident()
         meter = self._doing = CallMeter(role, method)
         try:
-            result = getattr(self._workers[role], method)(*args, **kwargs)
-            if asyncio.iscoroutine(result):
-                self._loop = self._loop or asyncio.new_event_loop()
-                return self._loop.run_until_complete(result)
-            return result
+            worker = self._workers[role]
+            with DEVICE_GATE.call(), around_call(worker, method):
+                result = getattr(worker, method)(*args, **kwargs)
+                if asyncio.iscoroutine(result):
+                    self._loop = self._loop or asyncio.new_event_loop()
+                    return self._loop.run_until_complete(result)
+                return result
         finally:
             self._calling_thread = self._doing = None
             self._calls.append(meter.record())
@@ -138,4 +146,4 @@ def interface_of(ip: str) -> str | None:
     return None
 
 
-SlotActor: Any = ray.remote(concurrency_groups={"control": 1}, max_restarts=0)(Slot)  # type: ignore[call-overload]
+SlotActor: Any = ray.remote(concurrency_groups={"control": 1, "listening": 1}, max_restarts=0)(Slot)  # type: ignore[call-overload]

@@ -6,10 +6,9 @@ import os
 from datetime import timedelta
 from typing import Any
 
+from quadriga.accelerator import collectives, device_module
+from quadriga.controller.rendezvous import SECRET, join
 from quadriga.errors import ResourceError, WorkerError
-
-COLLECTIVES = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
-"""torch.distributed backend by device."""
 
 NOSET_VARIABLES = tuple(
     f"RAY_EXPERIMENTAL_NOSET_{name}"
@@ -39,6 +38,7 @@ PROTECTED_VARIABLES = frozenset(
         "WG_PREFIX",
         "WG_BACKEND",
         "QUADRIGA_DEVICE",
+        SECRET,
     }
 )
 """Set by the group for each worker; a user's `worker_env` must not touch them."""
@@ -98,7 +98,7 @@ class Worker:
         return os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 
     def init_process_group(self, timeout_s: float = 600.0) -> None:
-        """Join the group's collectives (gloo, nccl or hccl by device), once per process.
+        """Join the group's collectives (gloo, and the device's own), once per process.
 
         DIST_INIT_METHOD, where set, says how the ranks find each other; else MASTER_ADDR and MASTER_PORT do.
         """
@@ -107,13 +107,16 @@ class Worker:
         self.use_own_device()
         if torch.distributed.is_initialized():
             return
-        torch.distributed.init_process_group(
-            backend=COLLECTIVES[self._device],
-            init_method=os.environ.get("DIST_INIT_METHOD"),
-            rank=self._rank,
-            world_size=self._world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        if method := os.environ.get("DIST_INIT_METHOD"):
+            torch.distributed.init_process_group(
+                backend=collectives(self._device),
+                init_method=method,
+                rank=self._rank,
+                world_size=self._world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        else:
+            join(self._device, self._rank, self._world_size, timeout_s)
 
     def use_own_device(self) -> None:
         """Let torch use the device of this worker's slot."""
@@ -122,10 +125,13 @@ class Worker:
         if self._device == "cpu":
             return
         try:
-            getattr(torch, self._device).set_device(self._local_rank)
+            device_module(self._device).set_device(self._local_rank)
         except (AttributeError, AssertionError, RuntimeError) as error:
+            built_for = torch.accelerator.current_accelerator()
+            known = built_for is not None and built_for.type == self._device
+            reason = str(error) if known else f"it was built without support for {self._device}"
             raise ResourceError(
-                f"torch {torch.__version__} cannot use {self._device}:{self._local_rank}: {error}",
+                f"torch {torch.__version__} cannot use {self._device}:{self._local_rank}: {reason}",
                 "`quadriga doctor` says what is missing; trainer.device=cpu trains without it",
             ) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quadriga.data.files import expand_path
 from quadriga.data.messages import Message
 from quadriga.errors import DataError
 
@@ -44,15 +43,23 @@ class ChatEncoder:
             )
         self._prefix: list[int] | None = None
 
-    def render(self, chats: Sequence[list[Message]], where: Callable[[int], str], *, for_answer: bool) -> list[str]:
+    def render(
+        self,
+        chats: Sequence[list[Message]],
+        where: Callable[[int], str],
+        *,
+        for_answer: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> list[str]:
         """Each chat as text; with the header of the coming assistant message if `for_answer`.
 
-        `where(i)` names the file and row of chat i.
+        `where(i)` names the file and row of chat i. `tools` are the schemas that the template shows to the model.
         """
         if self.chat_template is None:
             raise DataError(
                 f"{where(0)} is a chat, but the tokenizer {self.tokenizer.name_or_path!r} has no chat template",
-                "set data.chat_template to a Jinja template or a file with one, or make the prompts plain strings",
+                "set data.chat_template (of a command: --chat-template) to a Jinja template or a file with one, "
+                "or make the prompts plain strings",
             )
 
         def render_all(some: Sequence[list[Message]]) -> list[str]:
@@ -61,7 +68,7 @@ class ChatEncoder:
                 chat_template=self.chat_template,
                 add_generation_prompt=for_answer,
                 tokenize=False,
-                **self.template_kwargs,
+                **self.template_kwargs if tools is None else {**self.template_kwargs, "tools": list(tools)},
             )
 
         return _naming_the_row(render_all, chats, where, "the chat template fails")
@@ -134,6 +141,8 @@ def _own_template(tokenizer: Any) -> str | None:
 def _read_template(template: str) -> str:
     if "{" in template:
         return template
+    from quadriga.data.files import expand_path  # brings pyarrow, whose thread forbids forking
+
     path = expand_path(template)
     if not path.is_file():
         raise DataError(

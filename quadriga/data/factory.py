@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quadriga.data.collate import collate_prompts
-from quadriga.data.files import expand_path
 from quadriga.data.loader import BatchLoader, Dataset, file_order_batches
 from quadriga.data.preference_dataset import PreferenceDataset
 from quadriga.data.rl_dataset import RLDataset
 from quadriga.data.sampler import ResumableSampler, Sampler
 from quadriga.data.sft_dataset import SFTDataset
 from quadriga.errors import ConfigError
+from quadriga.registry import import_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,9 +31,11 @@ def create_rl_dataset(
     processor: Any = None,
     is_train: bool = True,
     max_samples: int = -1,
+    default_source: str | None = None,
 ) -> Any:
     """An `RLDataset`, or the class that `data.custom_cls` names.
 
+    `default_source` is the data source of rows that name none; without it they must.
     A custom class is built as `Cls(data_files=…, tokenizer=…, config=data_config, processor=…, max_samples=…)` and has
     `__len__` and `__getitem__`, whose items hold at least `input_ids`, `raw_prompt` and `data_source`.
     The processor is for such classes; `RLDataset` reads text only and rejects rows with media.
@@ -52,6 +52,7 @@ def create_rl_dataset(
         max_prompt_length=data_config.max_prompt_length,
         prompt_key=data_config.prompt_key,
         reward_fn_key=data_config.reward_fn_key,
+        default_source=default_source,
         filter_overlong_prompts=data_config.filter_overlong_prompts,
         truncation=data_config.truncation,
         max_samples=max_samples,
@@ -131,26 +132,10 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def load_class(path: str, name: str | None, key: str) -> Any:
-    """Class `name` of a Python file or dotted module; `key` is the configuration section, for messages."""
+    """Class `name` of a Python file or dotted module (`pkg://` before it says so); `key` is the configuration section, for messages."""
     if not name:
         raise ConfigError(f"{key} names the module {path!r} but no class in it", f"set the class name in {key}")
-    if path.endswith(".py"):
-        file = expand_path(path)
-        if not file.is_file():
-            raise ConfigError(f"{key}: the file {path} does not exist", "check the path")
-        spec = importlib.util.spec_from_file_location(f"quadriga_user_{file.stem}", file)
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"{key}: {path} cannot be imported", "give a Python file")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(path)
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{key}: {error}", "give a .py file, or a module that is on the Python path") from error
-    if not hasattr(module, name):
-        raise ConfigError(f"{key}: {path} has no class {name!r}", "check the class name")
-    return getattr(module, name)
+    return import_named(path, name, key)
 
 
 def _require(cls: Any, methods: tuple[str, ...], key: str) -> None:

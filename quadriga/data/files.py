@@ -17,6 +17,7 @@ from quadriga.errors import DataError
 
 Row = dict[str, Any]
 BUILTIN = "builtin:"
+BUILTIN_DATASETS = (f"{BUILTIN}arithmetic/train", f"{BUILTIN}arithmetic/test")
 SUFFIXES = (".parquet", ".json", ".jsonl")
 
 
@@ -100,6 +101,40 @@ def load_rows(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) 
     return rows
 
 
+def find_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
+    """DataError unless each is a file of a known kind, or a built-in dataset. Nothing is read."""
+    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        name = os.fspath(path)
+        if name.startswith(BUILTIN):
+            if name not in BUILTIN_DATASETS:
+                raise _no_such_builtin(name)
+        else:
+            _find_file(name)
+
+
+def first_row(name: str) -> Row | None:
+    """The first row of a file, read without the others; None where that is not possible (a JSON array) or there is none."""
+    if name.startswith(BUILTIN):
+        return None
+    path = _find_file(name)
+    if path.suffix == ".parquet":
+        try:
+            batch = next(pq.ParquetFile(path).iter_batches(batch_size=1), None)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{name} cannot be read as parquet: {error}", "write the file again") from error
+        return batch.to_pylist()[0] if batch is not None and batch.num_rows else None
+    if path.suffix != ".jsonl":
+        return None
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                return (
+                    None if line.lstrip()[:1] == b"[" else _json_object(_parse(line, f"{name}, line {number}"), name, 0)
+                )
+    return None
+
+
 def expand_path(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
 
@@ -108,20 +143,29 @@ def _builtin(name: str) -> FileRows:
     from quadriga.data.prep.arithmetic import BUILTIN_TASK, generate_arithmetic
 
     train, test = generate_arithmetic(**BUILTIN_TASK)
-    known = {f"{BUILTIN}arithmetic/train": train, f"{BUILTIN}arithmetic/test": test}
+    known = dict(zip(BUILTIN_DATASETS, (train, test), strict=True))
     if name not in known:
-        raise DataError(f"there is no built-in dataset {name!r}", f"use one of {', '.join(known)}, or a file")
+        raise _no_such_builtin(name)
     return ListRows(known[name])
 
 
+def _no_such_builtin(name: str) -> DataError:
+    return DataError(f"there is no built-in dataset {name!r}", f"use one of {', '.join(BUILTIN_DATASETS)}, or a file")
+
+
 def _read_file(name: str) -> FileRows:
+    path = _find_file(name)
+    return _read_parquet(path, name) if path.suffix == ".parquet" else _read_json(path, name)
+
+
+def _find_file(name: str) -> Path:
     path = expand_path(name)
     shown = name if str(path) == name else f"{name} ({path})"
     if not path.exists():
         raise DataError(f"data file {shown} does not exist", "check the path; `quadriga prep --help` makes datasets")
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise DataError(f"{shown} is not a {', '.join(SUFFIXES)} file", "give files of these kinds, or a list of them")
-    return _read_parquet(path, name) if path.suffix == ".parquet" else _read_json(path, name)
+    return path
 
 
 def _read_parquet(path: Path, name: str) -> FileRows:
@@ -162,7 +206,7 @@ def _read_json(path: Path, name: str) -> FileRows:
 def _single_object(content: bytes) -> Any:
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -175,6 +219,10 @@ def _parse(content: bytes, where: str) -> Any:
         raise DataError(
             f"{where}: not valid JSON: {error}", "write one JSON object a line, or one JSON array of objects"
         ) from error
+    except ValueError as error:  # a number with more digits than Python reads
+        raise DataError(f"{where}: {error}", "write long numbers as text") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: objects inside objects a thousand deep", "write flatter rows") from error
 
 
 def _json_object(value: Any, name: str, number: int) -> Row:

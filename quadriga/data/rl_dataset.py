@@ -39,6 +39,7 @@ class RLDataset:
         data_files: parquet, json or jsonl file, or several.
         prompt_key: column with the messages or a plain string.
         reward_fn_key: column that names the scoring function; it also appears as `data_source`.
+        default_source: what it says in rows without that column; None: every row must have it.
         max_prompt_length: limit in tokens, after the chat template.
         filter_overlong_prompts: drop rows over the limit (`dropped_indices` has them); else `truncation` applies.
         truncation: `error`, or the side to cut: `left`, `right`, `middle`.
@@ -54,6 +55,7 @@ class RLDataset:
         max_prompt_length: int,
         prompt_key: str = "prompt",
         reward_fn_key: str = "data_source",
+        default_source: str | None = None,
         filter_overlong_prompts: bool = False,
         truncation: str = "error",
         max_samples: int = -1,
@@ -65,10 +67,13 @@ class RLDataset:
         check_truncation(truncation)
         self.prompt_key = prompt_key
         self.reward_fn_key = reward_fn_key
+        self.default_source = default_source
         self.rows = load_rows(data_files)
         self.indices = select_samples(len(self.rows), max_samples, shuffle=shuffle, seed=seed)
         self.dropped_indices = np.empty(0, dtype=np.int64)
         self.sources: set[str] = set()
+        self.without_truth: dict[str, int] = {}
+        """By data source, the first row that has no reward_model.ground_truth."""
         self._seen_ids: dict[tuple[Any, ...], int] = {}
         self.tokens = self._tokenise(ChatEncoder(tokenizer, chat_template, apply_chat_template_kwargs))
         del self._seen_ids
@@ -88,7 +93,7 @@ class RLDataset:
         item = {name: value for name, value in row.items() if name not in RESERVED and name != self.prompt_key}
         item["input_ids"] = self.tokens[position]
         item["raw_prompt"] = self._prompt(row, int(index))
-        item["data_source"] = row[self.reward_fn_key]
+        item["data_source"] = item[self.reward_fn_key] = self._source(row)
         item["reward_model"] = row.get("reward_model") or {}
         item["extra_info"] = row.get("extra_info") or {}
         item["index"] = int(index)
@@ -112,7 +117,7 @@ class RLDataset:
     def _check(self, row: Row, index: int) -> Prompt:
         """The row's prompt, after a look at every field the system relies on."""
         where = self.rows.where(index)
-        source = row.get(self.reward_fn_key)
+        source = self._source(row)
         if not isinstance(source, str) or not source:
             raise DataError(
                 _missing(where, self.reward_fn_key, source, row),
@@ -124,8 +129,14 @@ class RLDataset:
                     f"{where}: {name!r} must be an object, found {row[name]!r}", "see docs/data.md for the row format"
                 )
         self.sources.add(str(source))
+        if (row.get("reward_model") or {}).get("ground_truth") is None:
+            self.without_truth.setdefault(str(source), index)
         self._check_unique(row, source, index)
         return self._prompt(row, index)
+
+    def _source(self, row: Row) -> Any:
+        source = row.get(self.reward_fn_key)
+        return self.default_source if source is None and self.default_source else source
 
     def _prompt(self, row: Row, index: int) -> Prompt:
         where, prompt = self.rows.where(index), row.get(self.prompt_key)

@@ -1,22 +1,33 @@
-"""AdamW and the learning rate over time."""
+"""The optimiser of `optim.name`, and the learning rate over time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
 
 from quadriga.config.schema_models import OptimConfig
+from quadriga.engine.compact_adam import CompactAdamW
+from quadriga.engine.muon import Muon
 from quadriga.errors import ConfigError
 
+MOMENT_BITS = {"adamw_8bit": 8, "adamw_bf16": 16}
 WSD_DECAY_SHARE = 0.1
 """`wsd` (warm-up, stable, decay) decays over this last share of the steps."""
 
 
-def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW. Biases and norms (one-dimensional parameters) are not decayed."""
+def make_optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    config: OptimConfig,
+    matrices: Collection[nn.Parameter] = (),
+) -> torch.optim.Optimizer:
+    """The optimiser of `config.name`. Biases and norms (one-dimensional parameters) are not decayed.
+
+    Args:
+        matrices: what `muon` treats as such: the parameters of the decoder layers.
+    """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for _, parameter in named_parameters:
@@ -25,8 +36,13 @@ def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config:
     if not decayed and not plain:
         raise ConfigError("the model has no weights to train", "unfreeze it, or give it a LoRA adapter")
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [g for g in groups if g["params"]]
     beta1, beta2 = config.betas
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(beta1, beta2), fused=True)
+    if config.name == "muon":
+        return Muon(groups, config.lr, (beta1, beta2), matrices)
+    if config.name in MOMENT_BITS:
+        return CompactAdamW(groups, config.lr, (beta1, beta2), MOMENT_BITS[config.name])
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=True)
 
 
 class Schedule:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from quadriga.accelerator import device_module, empty_cache, free_memory
 from quadriga.errors import WorkerError
 
 logger = logging.getLogger(__name__)
@@ -26,17 +27,26 @@ AUTO = "auto"
 """The token budget that the engine finds by itself."""
 FIRST_AUTO, MAX_AUTO = 16384, 65536
 """What `AUTO` is before anything was measured, and at most: larger micro-batches are no faster."""
+FIXED_AUTO = 32768
+"""What `AUTO` is where it must not be measured."""
 _SHARE = 0.8
 """Part of the free memory that `AUTO` fills."""
 
 
 class TokenBudget:
-    """The token budget of micro-batches: what is asked for, or less after it proved too large."""
+    """The token budget of micro-batches: what is asked for, or less after it proved too large.
 
-    def __init__(self) -> None:
+    Args:
+        fixed: it must depend on nothing that is measured (`AUTO` stays what it is, and too large is an error): how a
+            mini-batch is cut decides in which order its gradient is summed.
+        auto: what `AUTO` is before anything was measured.
+    """
+
+    def __init__(self, fixed: bool = False, auto: int = FIRST_AUTO) -> None:
+        self.fixed = fixed
         self.limit: int | None = None
         self.halvings = 0
-        self.auto = FIRST_AUTO
+        self.auto = auto
         self.measured = False
 
     def of(self, max_tokens: int | str) -> int:
@@ -46,15 +56,16 @@ class TokenBudget:
     @contextmanager
     def measuring(self, max_tokens: int | str, device: torch.device, largest_micro_batch: int) -> Iterator[None]:
         """Around a training pass: the first one tells how much memory a token takes, and so what `AUTO` is."""
-        wanted = max_tokens == AUTO and device.type == "cuda" and not self.measured
+        wanted = max_tokens == AUTO and device.type != "cpu" and not self.measured and not self.fixed
         if not (wanted and torch.is_grad_enabled() and largest_micro_batch >= FIRST_AUTO // 4):
             yield
             return
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        memory = device_module(device)
+        before = memory.memory_allocated(device)
+        memory.reset_peak_memory_stats(device)
         yield
-        used = torch.cuda.max_memory_allocated(device) - before
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - before
+        used = memory.max_memory_allocated(device) - before
+        free = free_memory(device) + memory.memory_reserved(device) - before
         tokens = int(_SHARE * free * largest_micro_batch / max(1, used)) // 1024 * 1024
         self.auto, self.measured = min(MAX_AUTO, max(FIRST_AUTO, tokens)), True
 
@@ -65,6 +76,12 @@ class TokenBudget:
                 f"out of memory in a micro-batch that holds a single row of {longest_row} tokens: {error}",
                 "shorten data.max_response_length, set model.enable_gradient_checkpointing=True, use "
                 "fsdp_config.optimizer_offload, or spread the model over more devices",
+            )
+        if self.fixed:
+            raise WorkerError(
+                f"out of memory in a micro-batch of {largest_micro_batch} tokens: {error}; with trainer.deterministic=exact "
+                "it is not cut smaller by itself, since that would change the bits of the gradient",
+                f"set actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(longest_row, largest_micro_batch // 2)}",
             )
         self.limit = max(longest_row, largest_micro_batch // 2)
         self.halvings += 1
@@ -80,5 +97,4 @@ class TokenBudget:
 
 def give_back_memory() -> None:
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_cache()

@@ -1,10 +1,12 @@
 """Sharding over ranks with FSDP2, and the few collectives the engine needs besides.
 
-One rank on a CPU is left as it is. Otherwise every decoder layer is a unit of its own and the rest (embeddings, final
+One rank on a CPU is left as it is. Otherwise the weights are sharded over all ranks, or hybrid (`fsdp_size`): over some
+neighbours, with a copy for each such set of ranks; every decoder layer is a unit of its own and the rest (embeddings, final
 norm, lm_head or scalar head) belongs to the root. Gradients are **added** over ranks, not averaged: every loss is
 already normalised by the counts of all ranks (`quadriga.algorithms.Aggregation`).
 
-On a GPU the sharded weights and the reduced gradients are float32 and the computation is bfloat16, for one rank too.
+On a GPU the sharded weights that are trained and the reduced gradients are float32 and the computation is bfloat16, for
+one rank too; frozen weights are bfloat16.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from quadriga.errors import WorkerError
+from quadriga.accelerator import collectives
+from quadriga.config.schema_models import FSDPConfig
+from quadriga.errors import ConfigError, WorkerError
 from quadriga.models.fused import fuse
 from quadriga.models.token_model import TokenModel
 
@@ -29,16 +33,17 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def shard(model: TokenModel, device: torch.device, reshard_after_forward: bool) -> TokenModel:
-    """Move `model` to `device` and shard it over all ranks, in place."""
+def shard(model: TokenModel, device: torch.device, config: FSDPConfig) -> TokenModel:
+    """Move `model` to `device` and shard it, in place: over all ranks, or over each `fsdp_size` neighbours of them."""
     fuse(model, device)
+    if device.type != "cpu":
+        _narrow_frozen(model)
     model.to(device)
     if world_size() == 1 and device.type == "cpu":
         return model
     if not dist.is_initialized():
-        dist.init_process_group(backend="cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = dist.init_device_mesh(device.type, (world_size(),))
-    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard_after_forward}
+        dist.init_process_group(collectives(device.type), store=dist.HashStore(), rank=0, world_size=1)
+    options: dict[str, Any] = {"mesh": _mesh(device, config), "reshard_after_forward": config.reshard_after_forward}
     if device.type != "cpu":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
@@ -50,10 +55,31 @@ def shard(model: TokenModel, device: torch.device, reshard_after_forward: bool) 
     return model
 
 
+def _narrow_frozen(model: nn.Module) -> None:
+    """Weights that are not trained (of a reference, under an adapter) are kept as they are computed with."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _mesh(device: torch.device, config: FSDPConfig) -> dist.DeviceMesh:
+    """All ranks in a row; or copies × the ranks that share one copy."""
+    size, world = config.fsdp_size, world_size()
+    if size <= 0 or size >= world:
+        return dist.init_device_mesh(device.type, (world,))
+    if world % size:
+        near = [n for n in range(1, world + 1) if world % n == 0]
+        raise ConfigError(
+            f"fsdp_config.fsdp_size={size} does not divide {world} workers", f"set it to {' or '.join(map(str, near))}"
+        )
+    return dist.init_device_mesh(device.type, (world // size, size), mesh_dim_names=("copies", "shards"))
+
+
 def decoder_layers(model: TokenModel) -> list[nn.Module]:
     """The repeated blocks of the Hugging Face model in `model`, by the class names it declares for this purpose."""
     declared = set(getattr(model.huggingface, "_no_split_modules", None) or ())
-    layers = [module for module in model.modules() if type(module).__name__ in declared]
+    # A sharded module has a class of its own, named after the one that it was.
+    layers = [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in declared]
     if not layers:
         raise WorkerError(
             f"{type(model.huggingface).__name__} does not say which of its modules are decoder layers",
@@ -104,9 +130,37 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def largest_over_ranks(tensor: Tensor) -> Tensor:
+    """The largest of each element over ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor
+
+
+def smallest_over_ranks(tensor: Tensor) -> Tensor:
+    """The smallest of each element over ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    return tensor
+
+
 def max_over_ranks(number: int, device: torch.device) -> int:
     if world_size() == 1:
         return number
     tensor = torch.tensor(number, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return int(tensor)
+
+
+def rows_of_all_ranks(columns: dict[str, Tensor], device: torch.device) -> tuple[dict[str, Tensor], slice]:
+    """The rows of all ranks, in the order of the ranks, and which of them are this rank's. All ranks have equally many."""
+    count = len(next(iter(columns.values())))
+    if world_size() == 1:
+        return columns, slice(0, count)
+    whole = {}
+    for name, column in columns.items():
+        own = column.to(device).contiguous()
+        parts = [torch.empty_like(own) for _ in range(world_size())]
+        dist.all_gather(parts, own)
+        whole[name] = torch.cat(parts)
+    return whole, slice(rank() * count, (rank() + 1) * count)

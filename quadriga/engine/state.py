@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from quadriga.accelerator import random_state, restore_random_state
 from quadriga.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def engine_state(engine: TrainingEngine) -> dict[str, Any]:
             "nonfinite_in_a_row": engine.nonfinite.in_a_row,
             "token_limit": engine.budget.limit,
         },
-        "rng": _random_state(engine.device),
+        "rng": random_state(engine.device),
     }
     if engine.optimizer is not None and engine.schedule is not None:
         _make_moments(engine)
@@ -60,7 +60,7 @@ def load_engine_state(engine: TrainingEngine, state: dict[str, Any]) -> None:
     engine.optimizer_steps = counters["optimizer_steps"]
     engine.nonfinite.total, engine.nonfinite.in_a_row = counters["nonfinite_total"], counters["nonfinite_in_a_row"]
     engine.budget.limit = counters["token_limit"]
-    _restore_random_state(state["rng"], engine.device)
+    restore_random_state(state["rng"], engine.device)
 
 
 def _make_moments(engine: TrainingEngine) -> None:
@@ -72,16 +72,3 @@ def _make_moments(engine: TrainingEngine) -> None:
         get_optimizer_state_dict(engine.model, engine.optimizer)
         for moments in engine.optimizer.state.values():
             moments["step"].zero_()
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

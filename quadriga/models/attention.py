@@ -4,17 +4,16 @@ Registered with transformers under the name `quadriga_packed`; the model is call
 transformers hands through to here. transformers makes no mask for a name it does not know, so nothing of size
 `[tokens, tokens]` ever exists.
 
-- CUDA, 16-bit: varlen flash attention, one kernel for the whole stream.
+- CUDA, 16-bit: `kernels.attention`, one kernel for the whole stream, sliding windows and capped scores included.
 - Otherwise: scaled_dot_product_attention, one call for each run of neighbours of equal length. Micro-batches are sorted
   by length, so the runs are long where it matters.
-- Attention-logit softcapping (Gemma 2): plain matrix products for one segment at a time.
+- Otherwise with attention-logit softcapping (Gemma 2): plain matrix products for one segment at a time.
 
 A response that shares its prompt with others (`packing.py`) sees that prompt's keys and values before its own.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -27,6 +26,8 @@ from quadriga.models.layout import Run, SequenceLayout
 PACKED_ATTENTION = "quadriga_packed"
 """Name of this attention in transformers."""
 
+MAX_KERNEL_HEAD = 256
+"""Largest head that `kernels.attention` computes."""
 _UNSUPPORTED = ("s_aux", "position_bias")
 """Arguments of attention variants (sinks, learned biases) that this module does not compute."""
 
@@ -72,14 +73,18 @@ def packed_attention(
             "choose a model without it",
         )
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    if layout.parallel is not None:
+        q, k, v = (layout.parallel.by_heads(x) for x in (q, k, v))
     if sliding_window is not None and layout.max_context <= sliding_window:
         sliding_window = None
-    if softcap is not None:
+    if dropout == 0 and takes_kernels(q):
+        out = _by_kernels(q, k, v, layout, scaling, sliding_window, softcap)
+    elif softcap is not None:
         out = _softcapped(q, k, v, layout, scaling, sliding_window, softcap, dropout)
-    elif _can_use_varlen(q, k, dropout):
-        out = _varlen(q, k, v, layout, scaling, sliding_window)
     else:
         out = _by_runs(q, k, v, layout, scaling, sliding_window, dropout)
+    if layout.parallel is not None:
+        out = layout.parallel.by_tokens(out)
     return out.unsqueeze(0), None
 
 
@@ -153,55 +158,38 @@ def _softcapped(
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
 
 
-def _can_use_varlen(q: Tensor, k: Tensor, dropout: float) -> bool:
-    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.shape[-1] == k.shape[-1]
-    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0 and fits
+def takes_kernels(q: Tensor) -> bool:
+    """Whether attention with these queries is computed by `kernels.attention`."""
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= MAX_KERNEL_HEAD
 
 
-def takes_varlen(config: Any) -> bool:
-    """Whether a model with this Hugging Face config gets varlen flash attention on CUDA, computing in 16 bit."""
+def shares_prompts(config: Any) -> bool:
+    """Whether a model with this Hugging Face config can share prompts on CUDA, computing in 16 bit."""
     config = config.get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    plain = getattr(config, "attn_logit_softcapping", None) is None and not getattr(config, "attention_dropout", 0)
-    return plain and size % 8 == 0 and size <= 256
+    return size <= MAX_KERNEL_HEAD and not getattr(config, "attention_dropout", 0)
 
 
-def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, scaling: float | None, window: int | None
-) -> Tensor:
-    if layout.shares:
-        k, v = (x.index_select(0, layout.context_tokens) for x in (k, v))
-    bounds = layout.cu_seqlens, layout.cu_contexts if layout.shares else layout.cu_seqlens
-    return varlen_attention(q, k, v, bounds, (layout.max_length, layout.max_context), scaling, window)
-
-
-def varlen_attention(
+def _by_kernels(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bounds: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
+    layout: SequenceLayout,
     scaling: float | None,
     window: int | None,
+    softcap: float | None,
 ) -> Tensor:
-    """Causal flash attention inside each segment, on CUDA in 16 bit; the last query of a segment sees all its keys.
+    from quadriga.models.kernels.attention import Segments, segment_attention
+    from quadriga.models.kernels.gather import gather_rows, readers_of
 
-    Args:
-        q: `[T, heads, D]`; k and v `[S, kv_heads, D]`.
-        bounds: `[segments + 1]` int32, of the segments of q, and of those of k and v.
-        longest: most tokens of a segment of q, and of one of k and v.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    options: dict[str, Any] = {}
-    parameters = inspect.signature(varlen_attn).parameters
-    if (
-        q.shape[1] != k.shape[1] and "enable_gqa" in parameters
-    ):  # torch 2.11 has no such argument and takes grouped queries as they are
-        options["enable_gqa"] = True
-    if "window_size" in parameters:
-        options["window_size"] = (-1 if window is None else window - 1, 0)
-    else:
-        options["is_causal"] = True
-    out = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest, scale=scaling, **options)
-    return out[0] if isinstance(out, tuple) else out
+    # All layers share what is made here.
+    if "segments" not in layout.kept:
+        layout.kept["segments"] = Segments.of(layout.lengths, layout.contexts, q.device)
+    if layout.shares:
+        # The kernel wants the keys of a segment in one run, so a prompt's are copied for each of its responses: keys and values
+        # of attention alone, while projections and MLPs, most of the work, see the prompt once.
+        if "readers" not in layout.kept:
+            layout.kept["readers"] = readers_of(layout.context_tokens, k.shape[0])
+        k, v = (gather_rows(x, layout.context_tokens, layout.kept["readers"]) for x in (k, v))
+    scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+    return segment_attention(q, k, v, layout.kept["segments"], scaling, window, softcap)

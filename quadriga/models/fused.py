@@ -13,12 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quadriga.models.exact import is_exact
 from quadriga.models.kernels.cpu import operations as cpu
 from quadriga.models.kernels.cpu.library import kernels
 from quadriga.models.kernels.cpu.linear import FusedLinear, prefers_onednn
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_ALIKE = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose attention, norm and MLP are written alike in transformers."""
+_GEMMAS = ("gemma", "gemma2", "gemma3")
+"""Those with norms of weight + 1 and MLPs with GELU; fused on CUDA only."""
 
 
 def fuse(module: nn.Module, device: torch.device) -> int:
@@ -34,7 +37,7 @@ def fuse(module: nn.Module, device: torch.device) -> int:
         for name, child in list(parent.named_children()):
             if is_altered(child):
                 continue
-            if (fused := _fused(child) or (_linear(child) if on_cpu else None)) is not None:
+            if (fused := _fused(child, on_cpu) or _linear(child, on_cpu)) is not None:
                 setattr(parent, name, fused.train(child.training))
                 replaced += 1
     return replaced
@@ -45,21 +48,31 @@ def is_altered(module: nn.Module) -> bool:
     return bool("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
-def _linear(module: nn.Module) -> nn.Module | None:
-    return FusedLinear(module) if type(module) is nn.Linear and prefers_onednn() else None
-
-
-def _fused(module: nn.Module) -> nn.Module | None:
-    family, name = type(module).__module__.split("."), type(module).__name__
-    if family[:2] != ["transformers", "models"] or family[2] not in _FAMILIES:
+def _linear(module: nn.Module, on_cpu: bool) -> nn.Module | None:
+    if type(module) is not nn.Linear:
         return None
+    if on_cpu:
+        return FusedLinear(module) if prefers_onednn() else None
+    return ExactLinear(module) if is_exact() else None
+
+
+def _fused(module: nn.Module, on_cpu: bool) -> nn.Module | None:
+    origin, name = type(module).__module__.split("."), type(module).__name__
+    if origin[:2] != ["transformers", "models"] or origin[2] not in (_ALIKE if on_cpu else (*_ALIKE, *_GEMMAS)):
+        return None
+    is_gemma = origin[2] in _GEMMAS
     if name.endswith("RMSNorm"):
-        return FusedRMSNorm(module)
-    if name.endswith("MLP") and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation"):
+        return GemmaRMSNorm(module) if is_gemma else FusedRMSNorm(module)
+    if name.endswith("MLP") and type(module.act_fn).__name__ in (_GELU if is_gemma else _SILU):
         return FusedMLP(module)
-    if name.endswith("Attention") and getattr(module.config, "partial_rotary_factor", 1.0) in (None, 1.0):
+    rotates_all = getattr(getattr(module, "config", None), "partial_rotary_factor", 1.0) in (None, 1.0)
+    if name.endswith("Attention") and rotates_all and getattr(module, "is_causal", True):
         return FusedAttention(module)
     return None
+
+
+_SILU, _GELU = ("SiLU", "SiLUActivation"), ("GELUTanh", "PytorchGELUTanh")
+"""Names of the activations in PyTorch and transformers."""
 
 
 class FusedRMSNorm(nn.Module):
@@ -76,22 +89,55 @@ class FusedRMSNorm(nn.Module):
         return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
 
 
+class GemmaRMSNorm(nn.Module):
+    """x / rms(x) · (weight + 1), in float32 and rounded once. On CUDA."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        from quadriga.models.kernels.norm import rms_norm
+
+        return rms_norm(hidden_states, self.weight, self.eps, 1.0)
+
+
+class ExactLinear(nn.Module):
+    """x · Wᵀ + b, with the same bits for a row in any batch; see `kernels.linear`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        from quadriga.models.kernels.linear import linear
+
+        return linear(x, self.weight, self.bias)
+
+
 class FusedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x))."""
+    """down(act(gate(x)) · up(x)); act is SiLU, or GELU on CUDA."""
+
+    merged: Any = None
+    """Computes in its place where it only generates, see `quadriga.rollout.native.cuda.merged`."""
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.is_gelu = type(mlp.act_fn).__name__ in _GELU
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.merged is not None:
+            return self.merged(x)
         gate, up = self.gate_proj(x), self.up_proj(x)
         if cpu.fits(gate, up):
             return self.down_proj(cpu.Swiglu.apply(gate, up))
         if not gate.is_cuda:
             return self.down_proj(F.silu(gate) * up)
-        from quadriga.models.kernels.swiglu import swiglu
+        from quadriga.models.kernels.gated import geglu, swiglu
 
-        return self.down_proj(swiglu(gate, up))
+        return self.down_proj((geglu if self.is_gelu else swiglu)(gate, up))
 
 
 class FusedAttention(nn.Module):
@@ -104,6 +150,8 @@ class FusedAttention(nn.Module):
     q_norm: nn.Module
     k_norm: nn.Module
     plain: nn.Module
+    merged: Any = None
+    """Gives queries, keys and values where it only generates, see `quadriga.rollout.native.cuda.merged`."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -115,6 +163,9 @@ class FusedAttention(nn.Module):
         # Mistral reads it from the config, Llama has none.
         source = self.config if "mistral" in type(attention).__module__ else attention
         self.sliding_window = getattr(source, "sliding_window", None)
+        # Gemma 2 caps its scores; Gemma 3 has the key and does not.
+        caps = "gemma2" in type(attention).__module__
+        self.capped = {"softcap": attention.attn_logit_softcapping} if caps else {}
         # What it was made of, for attentions that expect one of transformers' own. Not a submodule: the children are shared.
         self.__dict__["plain"] = attention
 
@@ -133,7 +184,11 @@ class FusedAttention(nn.Module):
         if unknown or past_key_values is not None or hidden_states.shape[0] != 1:
             return self.plain(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         shape = (hidden_states.shape[1], -1, self.head_dim)  # [T, heads, D]
-        query, key, value = (project(hidden_states).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.merged is not None:
+            projected = self.merged(hidden_states[0])
+        else:
+            projected = (self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states))
+        query, key, value = (x.view(shape) for x in projected)
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
         cos, sin = (x.reshape(-1, self.head_dim) for x in position_embeddings)
@@ -150,6 +205,7 @@ class FusedAttention(nn.Module):
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling,
             sliding_window=self.sliding_window,
+            **self.capped,
             **kwargs,
         )
         return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1)), weights

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,10 @@ class SequenceLayout:
     def __init__(self, lengths: tuple[int, ...], prefixes: tuple[int, ...], cu_seqlens: Tensor) -> None:
         self.lengths, self.prefixes, self.cu_seqlens = lengths, prefixes, cu_seqlens
         self._masks: dict[tuple, Tensor] = {}
+        self.kept: dict[str, Any] = {}
+        """What a layer's attention has made of this layout and all others need too."""
+        self.parallel: Any = None
+        """The `SequenceParallel` of a stream of which this rank holds a part; None: it holds all."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> SequenceLayout:
@@ -60,10 +65,10 @@ class SequenceLayout:
 
     def to(self, device: torch.device | str) -> SequenceLayout:
         moved = SequenceLayout(self.lengths, self.prefixes, to_device(self.cu_seqlens, device))
+        moved.parallel = self.parallel
         # Made on the host, before the device has to wait for them.
         if self.shares and torch.device(device).type == "cuda":
-            for name in ("context_tokens", "cu_contexts"):
-                moved.__dict__[name] = to_device(getattr(self, name), device)
+            moved.__dict__["context_tokens"] = to_device(self.context_tokens, device)
         return moved
 
     @cached_property
@@ -82,11 +87,16 @@ class SequenceLayout:
     @cached_property
     def max_context(self) -> int:
         """Most tokens that a segment and its prefix have together."""
-        return max(length + self._prefix_length(i) for i, length in enumerate(self.lengths))
+        return max(self.contexts)
+
+    @cached_property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens that each segment and its prefix have together."""
+        return tuple(length + self._prefix_length(i) for i, length in enumerate(self.lengths))
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The segments as runs of equal shape, in order."""
+        """The segments as runs of equal shape, in order: one batched call does a run, and nothing is padded for it."""
         shapes = [(length, self._prefix_length(i)) for i, length in enumerate(self.lengths)]
         runs, at = [], 0
         for (length, prefix_length), same in groupby(shapes):
@@ -115,6 +125,7 @@ class SequenceLayout:
         prefixes = self.prefixes[first : first + count]
         low, high = min(prefixes), max(prefixes)
         length = self.lengths[low]
+        # `packing` sorts segments so that it is so; then the prefixes are a view of the stream and not copies of tokens.
         if any(self.lengths[i] != length for i in range(low, high + 1)):
             raise ValueError("prefixes of equal length must be neighbours")
         return Run(
@@ -139,9 +150,3 @@ class SequenceLayout:
         shifts = begins - (counts.cumsum(0) - counts)
         tokens = torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)
         return tokens.to(self.cu_seqlens.device)
-
-    @cached_property
-    def cu_contexts(self) -> Tensor:
-        """Like `cu_seqlens`, for `context_tokens`."""
-        bounds = accumulate(length + self._prefix_length(i) for i, length in enumerate(self.lengths))
-        return torch.tensor([0, *bounds], dtype=torch.int32).to(self.cu_seqlens.device)

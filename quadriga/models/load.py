@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
 from quadriga.models.scalar_model import ScalarModel, new_scalar_head
 from quadriga.models.source import readable_load_errors, resolve_model_path
+from quadriga.models.weight_files import check_weight_files, check_weights
 
 
 def load_tokenizer(path: str | os.PathLike, trust_remote_code: bool = False) -> Any:
@@ -34,18 +37,49 @@ def load_tokenizer(path: str | os.PathLike, trust_remote_code: bool = False) -> 
     return tokenizer
 
 
+def end_token_ids(module: nn.Module, tokenizer: Any) -> list[int]:
+    """Tokens that end a response: the tokenizer's, and those of the model's generation config. The two often differ: a chat model
+    is told to end its turn with a token of its own, which its tokenizer does not call the end of the sequence."""
+    config = getattr(module, "generation_config", None)
+    ends = None if config is None else config.eos_token_id
+    return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+
+
+def generation_end_tokens(path: str, tokenizer: Any) -> list[int]:
+    """`end_token_ids` of the model of that name or folder, without loading it."""
+    from types import SimpleNamespace
+
+    from transformers import GenerationConfig
+
+    source = resolve_model_path(path)
+    try:
+        told = GenerationConfig.from_pretrained(source)
+    except OSError:  # it has none
+        told = None
+    return end_token_ids(SimpleNamespace(generation_config=told), tokenizer)  # type: ignore[arg-type]
+
+
+def model_vocabulary(path: str, trust_remote_code: bool) -> int:
+    """How many ids the model of that name or folder has a logit for, from its configuration alone."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(resolve_model_path(path), trust_remote_code=trust_remote_code)
+    return int(config.get_text_config().vocab_size)
+
+
 def load_policy(config: ModelConfig, tokenizer: Any = None, trainable: bool = True) -> PolicyModel:
     """The policy of `config`, on the CPU in float32, with a LoRA adapter where `lora_rank` > 0.
 
     Dropout is 0 unless `override_config` sets it: a log-prob must not change between two calls.
 
     Raises:
-        DataError: no such model, not a causal LM, its vocabulary is smaller than the tokenizer's, or an architecture
-            whose packed log-probs differ from its own.
+        DataError: no such model, not a causal LM, weights that do not fit it, its vocabulary is smaller than the
+            tokenizer's, or an architecture whose packed log-probs differ from its own.
     """
     from transformers import AutoModelForCausalLM
 
-    model = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
+    model, info = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
+    check_weights(model, info, resolve_model_path(config.path))
     check_vocabulary(model, tokenizer, config.path)
     policy = PolicyModel(model)
     check_packing(policy, config.path)
@@ -56,11 +90,30 @@ def load_policy(config: ModelConfig, tokenizer: Any = None, trainable: bool = Tr
     return policy.train()
 
 
+def outline_policy(config: ModelConfig) -> Any:
+    """The policy's Hugging Face module without memory: class, configuration, names and shapes. Errors as `load_policy`."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    source, model_config = _read_config(config, "a causal language model")
+    with readable_load_errors(source, "a causal language model"), torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(
+            model_config,
+            dtype=torch.float32,
+            attn_implementation=register_packed_attention(),
+            trust_remote_code=config.trust_remote_code,
+        )
+    with suppress(OSError):  # a model may have no generation_config.json
+        module.generation_config = GenerationConfig.from_pretrained(source)
+    return module
+
+
 def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None) -> ScalarModel:
     """The trunk of `config.path` and a new scalar head that starts at 0 (see `new_scalar_head`)."""
     from transformers import AutoModelForCausalLM
 
-    model = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
+    model, info = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
+    trunk = f"{model.base_model_prefix}."
+    check_weights(model, info, resolve_model_path(config.path), uses=lambda name: name.startswith(trunk))
     check_vocabulary(model, tokenizer, config.path)
     check_packing(PolicyModel(model), config.path)
     return ScalarModel(model.base_model, new_scalar_head(model.config.get_text_config().hidden_size)).train()
@@ -75,14 +128,15 @@ def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = Non
         "a reward model (sequence classifier with one label)",
         config,
         {"num_labels": 1},
-        output_loading_info=True,
     )
-    if info["missing_keys"] or info["mismatched_keys"]:
-        missing = sorted([*info["missing_keys"], *(str(k) for k in info["mismatched_keys"])])
+    trunk = f"{model.base_model_prefix}."
+    unfit = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
+    if no_head := sorted(name for name in unfit if not name.startswith(trunk)):
         raise DataError(
-            f"{config.path} is not a reward model with one label: no fitting weights for {', '.join(missing[:4])}",
+            f"{config.path} is not a reward model with one label: no fitting weights for {', '.join(no_head[:4])}",
             "give a model saved as a sequence classifier with num_labels=1",
         )
+    check_weights(model, info, resolve_model_path(config.path), uses=lambda name: name.startswith(trunk))
     check_vocabulary(model, tokenizer, config.path)
     head = next((getattr(model, name) for name in ("score", "classifier") if hasattr(model, name)), None)
     if not isinstance(head, nn.Linear):
@@ -111,15 +165,10 @@ def _from_pretrained(
     what: str,
     config: ModelConfig | AuxModelConfig,
     settings: dict[str, Any] | None = None,
-    **options: Any,
-) -> Any:
-    from transformers import AutoConfig
-
-    source = resolve_model_path(config.path)
+) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says about the fit of its weights, which the caller must look at."""
+    source, model_config = _read_config(config, what)
     trust = config.trust_remote_code
-    with readable_load_errors(source, what):
-        model_config = AutoConfig.from_pretrained(source, trust_remote_code=trust)
-    override(model_config, config.override_config)
     for key, value in (settings or {}).items():
         setattr(model_config, key, value)
     with readable_load_errors(source, what):
@@ -130,8 +179,24 @@ def _from_pretrained(
             attn_implementation=register_packed_attention(),
             trust_remote_code=trust,
             use_safetensors=True,
-            **options,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_weights` names them; transformers only prints them
         )
+
+
+def _read_config(config: ModelConfig | AuxModelConfig, what: str) -> tuple[Path | str, Any]:
+    """Where the model is, and its configuration with `override_config` applied."""
+    from transformers import AutoConfig
+
+    source = resolve_model_path(config.path)
+    if isinstance(source, Path):
+        check_weight_files(source)
+    with readable_load_errors(source, what):
+        model_config = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    override(model_config, config.override_config)
+    if getattr(model_config.get_text_config(), "num_hidden_layers", 1) == 0:
+        raise DataError(f"config.json of {source} says num_hidden_layers: 0", "a model needs at least one layer")
+    return source, model_config
 
 
 def override(model_config: Any, changes: dict[str, Any]) -> None:
@@ -155,8 +220,12 @@ def override(model_config: Any, changes: dict[str, Any]) -> None:
 
 
 def _with_adapter(model: Any, config: ModelConfig) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, PeftModel, get_peft_model
 
+    if config.lora_adapter_path:
+        return PeftModel.from_pretrained(
+            model, config.lora_adapter_path, is_trainable=True, use_safetensors=True, autocast_adapter_dtype=False
+        )
     _check_targets(model, config)
     try:
         return get_peft_model(
@@ -166,6 +235,7 @@ def _with_adapter(model: Any, config: ModelConfig) -> Any:
                 r=config.lora_rank,
                 lora_alpha=config.lora_alpha,
                 target_modules=config.target_modules,
+                exclude_modules=config.exclude_modules,
             ),
         )
     except ValueError as error:

@@ -64,9 +64,9 @@ class PackedRows:
         )
 
     def unpack(self, per_token: Tensor) -> Tensor:
-        """`[N]` values of the response tokens → `[B, R]`, 0 where there is none. Differentiable."""
-        rows, width = self.shape
-        return per_token.new_zeros(rows * width).index_copy(0, self.slots, per_token).view(rows, width)
+        """`[N]` or `[N, K]` values of the response tokens → `[B, R]` or `[B, R, K]`, 0 where there is none. Differentiable."""
+        (rows, width), inner = self.shape, per_token.shape[1:]
+        return per_token.new_zeros(rows * width, *inner).index_copy(0, self.slots, per_token).view(rows, width, *inner)
 
 
 def pack_rows(
@@ -106,6 +106,7 @@ def pack_rows(
         segments = _Segments.sharing(nonempty, first, lengths, prompt_width, same_prompt)
     cells = segments.cells(width)  # [T] the place in [B * width] of each token of the stream
     in_stream = torch.full((rows * width,), -1).index_copy(0, cells, torch.arange(cells.numel()))
+    # A row without a prompt of its own in the stream finds it in another's: the token before its first response token is there.
     for follower, leader, start, end in segments.borrowed:
         in_stream[follower * width + start : follower * width + end] = in_stream[
             leader * width + start : leader * width + end
@@ -158,7 +159,12 @@ class _Segments:
     def sharing(
         cls, nonempty: Tensor, first: Tensor, lengths: Tensor, prompt_width: int, same_prompt: Sequence[int]
     ) -> _Segments:
-        """Prompts first, then the responses. Both are sorted by length: neighbours of equal length are done together."""
+        """Prompts first, then the responses. Both are sorted by length: neighbours of equal length are done together.
+
+        Without varlen attention there is one call for each run of neighbours of one shape (`SequenceLayout.runs`). Responses
+        are sorted by the length of their prompt first and then by their own, so that a run's prompts lie beside each other
+        too and are taken as one region of the stream. The gradients of n copies of a prompt add up in the one that is there.
+        """
         starts, ends = first.tolist(), (first + lengths).tolist()
         groups: dict[int, list[int]] = {}
         for row in nonempty.tolist():

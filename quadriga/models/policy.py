@@ -12,7 +12,7 @@ from torch import Tensor
 from quadriga.errors import DataError
 from quadriga.models.logprobs import LogitTransform, token_log_probs
 from quadriga.models.packing import PackedRows
-from quadriga.models.token_model import TokenModel
+from quadriga.models.token_model import TokenModel, select_rows
 
 
 class PolicyModel(TokenModel):
@@ -44,19 +44,33 @@ class PolicyModel(TokenModel):
         with self.causal_lm.disable_adapter():
             yield
 
-    def forward(self, packed: PackedRows, temperature: float = 1.0, with_entropy: bool = False) -> dict[str, Tensor]:
-        """`log_probs` and, if asked for, `entropy` of the packed response tokens, `[N]` float32 each."""
+    def forward(
+        self,
+        packed: PackedRows,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        with_sum_pi_squared: bool = False,
+        other_ids: Tensor | None = None,
+        top_k: int = 0,
+        top_of: int | None = None,
+    ) -> dict[str, Tensor]:
+        """`log_probs` and, if asked for, `entropy` and `sum_pi_squared` of the packed response tokens, `[N]` float32 each;
+        `other_log_probs` of `other_ids[N, K]`, and the likeliest `top_ids` of the first `top_of`, with `top_log_probs`, `[N, k]`."""
         hidden = self.last_hidden_state(packed)
         head = self.huggingface.get_output_embeddings()
-        log_probs, entropy = token_log_probs(
-            hidden.index_select(0, packed.predictors),
+        told = token_log_probs(
+            select_rows(hidden, packed.predictors),
             head.weight,
             packed.targets,
             bias=getattr(head, "bias", None),
             transform=replace(self._transform, temperature=temperature),
             with_entropy=with_entropy,
+            with_sum_pi_squared=with_sum_pi_squared,
+            other_ids=other_ids,
+            top_k=top_k,
+            top_of=top_of,
         )
-        return {"log_probs": log_probs} if entropy is None else {"log_probs": log_probs, "entropy": entropy}
+        return {name: values for name, values in told._asdict().items() if values is not None}
 
 
 def logit_transform(config: Any) -> LogitTransform:

@@ -7,8 +7,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quadriga.models.exact import is_exact
 from quadriga.models.packing import PackedRows
-from quadriga.models.token_model import TokenModel
+from quadriga.models.token_model import TokenModel, select_rows
 
 
 class ScalarModel(TokenModel):
@@ -35,9 +36,15 @@ class ScalarModel(TokenModel):
         """`values`, float32: `[N]`, each from the state before its response token was chosen (a value function knows
         the prefix, not the action); or, `at_last_token`, `[sequences]`, from the whole sequence (a score)."""
         hidden = self.last_hidden_state(packed)
-        chosen = hidden.index_select(0, packed.last_tokens if at_last_token else packed.predictors)
+        chosen = select_rows(hidden, packed.last_tokens if at_last_token else packed.predictors)
         bias = None if self.head.bias is None else self.head.bias.float()
-        return {"values": F.linear(chosen.float(), self.head.weight.float(), bias).squeeze(-1)}
+        if chosen.is_cuda and is_exact():
+            from quadriga.models.kernels.linear import linear
+
+            values = linear(chosen.float(), self.head.weight.float(), bias)
+        else:
+            values = F.linear(chosen.float(), self.head.weight.float(), bias)
+        return {"values": values.squeeze(-1)}
 
 
 def new_scalar_head(hidden_size: int) -> nn.Linear:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quadriga.config.model_shape import find_model_folder
 from quadriga.errors import DataError
 
 BUILTIN = "builtin:"
+HUB_TIMEOUT_S = 5.0
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
@@ -36,7 +42,63 @@ def resolve_model_path(path: str | os.PathLike, tokenizer_only: bool = False) ->
             f"the model folder {text} does not exist (looked from {Path.cwd()})",
             "give an existing folder with config.json, weights and tokenizer, or a hub name such as org/model",
         )
-    return text
+    cached = _in_cache(text, tokenizer_only)
+    if cached is None:
+        _require_hub(text)
+    return cached or text
+
+
+def _in_cache(name: str, tokenizer_only: bool) -> Path | None:
+    """The folder of a model that was downloaded before, if it is whole: asking the hub for a newer one takes a minute where
+    there is no network, and could change a run from one day to the next."""
+    folder = find_model_folder(name)
+    if folder is None:
+        return None
+    if tokenizer_only:
+        return (
+            folder
+            if any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+            else None
+        )
+    index = folder / "model.safetensors.index.json"
+    try:
+        needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    has_weights = all((folder / file).is_file() for file in needed) if needed else any(folder.glob("*.safetensors"))
+    return folder if has_weights else None
+
+
+def _require_hub(name: str) -> None:
+    """DataError, within seconds, where a model would have to be downloaded and cannot be."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        raise DataError(
+            f"the model {name} is not in the local cache, and HF_HUB_OFFLINE forbids downloads",
+            f"unset HF_HUB_OFFLINE, or download it elsewhere (hf download {name}) and give the folder",
+        )
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    answer: list[str] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
+            answer.append("")
+        except urllib.error.HTTPError:
+            answer.append("")  # it answers; whether it has the model, transformers will say
+        except (OSError, ValueError) as error:
+            answer.append(str(getattr(error, "reason", error)))
+
+    # In a thread, because the time that the look-up of a host name takes has no limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_TIMEOUT_S + 1)
+    why = answer[0] if answer else f"no answer within {HUB_TIMEOUT_S:g} s"
+    if why:
+        raise DataError(
+            f"the model {name} is not in the local cache, and the hub {endpoint} cannot be reached: {why}",
+            f"check the name (a folder begins with ./ or /) and the network, or download it elsewhere (hf download {name}) "
+            "and give the folder",
+        )
 
 
 @contextmanager

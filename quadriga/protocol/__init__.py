@@ -17,6 +17,7 @@ from quadriga.protocol.padding import (
     unfold_batch_dim,
     unpad_dataproto,
 )
+from quadriga.protocol.stored_column import Store, StoredColumn
 from quadriga.protocol.values import (
     deserialize_single_tensor,
     deserialize_tensordict,
@@ -29,6 +30,8 @@ __all__ = [
     "DataProtoConfig",
     "DataProtoFuture",
     "DataProtoItem",
+    "Store",
+    "StoredColumn",
     "all_gather_data_proto",
     "collate_fn",
     "deserialize_single_tensor",

@@ -277,7 +277,7 @@ def cut_rows(key: str, column: Any, parts: int) -> Any:
 def concat_tensors(tensors: Sequence[TensorDict]) -> TensorDict:
     """Concatenate TensorDicts along the rows."""
     columns = {}
-    for key in _same_keys([t.keys() for t in tensors], "batch"):
+    for key in same_keys([t.keys() for t in tensors], "batch"):
         columns[key] = _concat_column(key, [t.get(key) for t in tensors])
     return TensorDict(columns, batch_size=[sum(t.batch_size[0] for t in tensors)], device=tensors[0].device)
 
@@ -304,7 +304,7 @@ def _nested(rows: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 def concat_arrays(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Concatenate non-tensor columns along the rows."""
     columns = {}
-    for key in _same_keys([part.keys() for part in parts], "non_tensor_batch"):
+    for key in same_keys([part.keys() for part in parts], "non_tensor_batch"):
         arrays = [part[key] for part in parts]
         shapes = {array.shape[1:] for array in arrays}
         require(
@@ -315,7 +315,8 @@ def concat_arrays(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarra
     return columns
 
 
-def _same_keys(keys: Sequence[Iterable[Any]], where: str) -> list[str]:
+def same_keys(keys: Sequence[Iterable[Any]], where: str) -> list[str]:
+    """The keys of every part. AssertionError, naming the odd ones, unless all parts have the same."""
     first = list(keys[0])
     for index, other in enumerate(keys):
         odd = set(first) ^ set(other)

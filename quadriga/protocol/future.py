@@ -98,6 +98,7 @@ def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
     import torch.distributed as dist
 
     world_size = dist.get_world_size(process_group)
+    data.batch, data.elsewhere = data.fetch().batch, {}
     columns = {} if data.batch is None else dict(data.batch.items())
     for key, value in columns.items():
         dense = isinstance(value, torch.Tensor) and not value.is_nested
@@ -126,8 +127,9 @@ def _all_gather_rows(column: torch.Tensor, rows: list[int], process_group: Any) 
     """`column` of every rank, concatenated; `rows[r]` is the number of rows of rank r."""
     import torch.distributed as dist
 
-    accelerated = "nccl" in dist.get_backend(process_group)
-    wire_device = torch.device("cuda", torch.cuda.current_device()) if accelerated else torch.device("cpu")
+    # A group of an accelerator alone cannot carry what lies on the CPU.
+    accelerated = "gloo" not in dist.get_backend(process_group)
+    wire_device = torch.accelerator.current_accelerator() if accelerated else torch.device("cpu")
     row_shape = column.shape[1:]
     row_bytes = row_shape.numel() * column.dtype.itemsize
     # Collectives want equal sizes: every rank sends the longest rank's number of bytes, the excess is cut off again.

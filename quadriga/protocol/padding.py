@@ -62,7 +62,7 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
         f"{rows} rows cannot be folded into {new_batch_size} groups of equal size",
     )
     group = rows // new_batch_size
-    batch = data.batch
+    batch = data.fetch().batch
     if batch is not None:
         batch = batch.reshape(new_batch_size, group)
         batch.batch_size = [new_batch_size]
@@ -72,7 +72,7 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """Merge the first `batch_dims` dimensions of every column into the rows: the inverse of `fold_batch_dim`."""
-    batch = data.batch
+    batch = data.fetch().batch
     if batch is not None:
         batch = batch.copy()
         batch.auto_batch_size_(batch_dims=batch_dims)

@@ -307,6 +307,10 @@ def _lists(shape: list[int], numbers: np.ndarray, lengths: np.ndarray) -> np.nda
 
 def _jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """torch trusts the offsets of a jagged tensor and reads memory by them, so they are checked here."""
+    if offsets.dtype not in (torch.int32, torch.int64) or offsets.ndim != 1 or not len(offsets) or not values.ndim:
+        raise ValueError(
+            f"the offsets of a jagged tensor are no list of whole numbers: {offsets.dtype} {list(offsets.shape)}"
+        )
     steps = offsets.diff()
     if offsets[0] != 0 or (steps < 0).any() or offsets[-1] > len(values):
         raise ValueError("the offsets of a jagged tensor point outside its values")

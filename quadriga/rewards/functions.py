@@ -1,26 +1,40 @@
 """Naming, finding and calling a reward function.
 
 A function is named by text, `"package.module:function"` or `"folder/file.py:function"`, because it is imported only
-in the scoring processes, never in the driver.
+in the scoring processes, never in the driver. A function object that no import would find (a lambda, a closure, a method,
+one typed into a session) travels to them as cloudpickle's bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
+import base64
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quadriga.errors import ConfigError
+from quadriga.registry import import_named, is_file
 
 _ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
 _MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+_OF_THE_SYSTEM = {
+    *(
+        "data_source",
+        "reward_model",
+        "extra_info",
+        "raw_prompt",
+        "input_ids",
+        "attention_mask",
+        "position_ids",
+        "index",
+        "epoch",
+    ),
+    *("uid", "sample_index", "__num_turns__", "reward_scores"),
+}
 DEFAULT_TARGET = "quadriga.rewards.scorers:score"
 
 
@@ -32,11 +46,13 @@ class RewardFunction:
         target: `"package.module:function"` or `"folder/file.py:function"`; the default scores by data source.
         kwargs: extra keyword arguments of every call.
         batched: the function takes lists (`data_sources, solution_strs, ground_truths, extra_infos`) and returns a list.
+        pickled: the function itself, where no import would find it; `target` then only names it in messages.
     """
 
     target: str = DEFAULT_TARGET
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     batched: bool = False
+    pickled: str | None = None
 
     @property
     def is_default(self) -> bool:
@@ -55,9 +71,10 @@ def reward_function(
     """From the keys of `custom_reward_function`: a Python file or dotted module with `name`, or `pkg.mod:fn`."""
     if path is None:
         return default_function(reward_kwargs)
+    path = path.removeprefix("pkg://")
     target = path if _has_name(path) else f"{path}:{name}"
     place, _, _ = target.rpartition(":")
-    if _is_file(place):
+    if is_file(place):
         file = Path(os.path.expandvars(place)).expanduser().resolve()
         if not file.is_file():
             raise ConfigError(
@@ -75,23 +92,51 @@ def default_function(options: Mapping[str, Any] | None = None) -> RewardFunction
     return RewardFunction(DEFAULT_TARGET, {"options": dict(options or {}), "targets": registered_targets()})
 
 
+def with_scorer_default(function: RewardFunction, scorer: str, option: str, value: Any) -> RewardFunction:
+    """The default function with another default of one built-in scorer's option; any other function as it is."""
+    if not function.is_default:
+        return function
+    options = dict(function.kwargs.get("options", {}))
+    options[scorer] = {option: value, **options.get(scorer, {})}
+    return replace(function, kwargs={**function.kwargs, "options": options})
+
+
 def from_callable(
     function: Callable[..., Any], reward_kwargs: Mapping[str, Any] | None = None, batched: bool = False
 ) -> RewardFunction:
-    """Name a function object so that a worker can import it; it must stand at the top level of a module or script."""
-    name = getattr(function, "__qualname__", "")
-    module = getattr(function, "__module__", None) or ""
-    if not name.isidentifier():
+    """A function object by its name, if a scoring process can import it from there, or else by its bytes.
+
+    Raises:
+        ConfigError: it holds on to something that cannot be sent to another process.
+    """
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", None) or ""
+    place = module if module != "__main__" else getattr(sys.modules["__main__"], "__file__", None) or ""
+    if name.isidentifier() and place:
+        return reward_function(f"{place}:{name}", reward_kwargs=reward_kwargs, batched=batched)
+    return RewardFunction(
+        f"{place or 'session'}:{name or 'function'}", dict(reward_kwargs or {}), batched, _bytes_of(function)
+    )
+
+
+def _bytes_of(function: Callable[..., Any]) -> str:
+    import cloudpickle
+
+    try:
+        return base64.b64encode(cloudpickle.dumps(function)).decode()
+    except Exception as error:  # whatever the function holds on to may refuse in its own way
         raise ConfigError(
-            f"reward function {name or function!r} cannot be imported by the scoring processes",
-            "define it with `def` at the top level of a module, or name it by custom_reward_function.path",
-        )
-    place = module
-    if module == "__main__":
-        place = getattr(sys.modules["__main__"], "__file__", None) or ""
-        if not place:
-            raise ConfigError(f"reward function {name} was typed into an interactive session", "put it into a file")
-    return reward_function(f"{place}:{name}", reward_kwargs=reward_kwargs, batched=batched)
+            f"the reward function {getattr(function, '__qualname__', function)!r} cannot be sent to the scoring processes: {error}",
+            "let it hold on to plain data only, or define it with `def` at the top level of a module",
+        ) from error
+
+
+def as_reward_function(function: RewardFunction | str | Callable[..., Any] | None) -> RewardFunction:
+    """However a user names it."""
+    if function is None:
+        return default_function()
+    if isinstance(function, RewardFunction):
+        return function
+    return reward_function(function) if isinstance(function, str) else from_callable(function)
 
 
 def _has_name(path: str) -> bool:
@@ -99,79 +144,94 @@ def _has_name(path: str) -> bool:
     return bool(colon and place) and name.isidentifier()
 
 
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or os.sep in place
-
-
 def load(function: RewardFunction) -> Callable[..., Any]:
     """Import the function and return it ready to be called with keyword arguments; runs in scoring processes."""
     place, _, name = function.target.rpartition(":")
-    module = import_place(place)
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise ConfigError(f"there is no function {name!r} in {place}", "check custom_reward_function.name")
-    return _adapted(found, dict(function.kwargs), _MANY if function.batched else _ONE, function.target)
+    if function.pickled is not None:
+        import cloudpickle
 
-
-def import_place(place: str) -> Any:
-    """The module at a dotted name or in a Python file."""
-    return _import_file(place) if _is_file(place) else importlib.import_module(place)
-
-
-def _import_file(place: str) -> Any:
-    digest = hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()[:8]
-    module_name = f"{Path(place).stem}_{digest}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, place)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{place} cannot be imported as Python", "give a file that ends in .py")
-    sys.path.append(str(Path(place).parent))  # its neighbours can be imported, as when it is run as a script
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
-    return module
+        named = cloudpickle.loads(base64.b64decode(function.pickled))
+    else:
+        named = import_named(place, name, "custom_reward_function")
+    if not callable(named):
+        raise ConfigError(f"{name!r} in {place} is no function", "check custom_reward_function.name")
+    return _adapted(named, dict(function.kwargs), _MANY if function.batched else _ONE, function.target)
 
 
 def _adapted(
     function: Callable[..., Any], kwargs: dict[str, Any], names: tuple[str, ...], target: str
 ) -> Callable[..., Any]:
-    """By keyword where the function knows our names, else by position; a coroutine is awaited."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C: no signature to look at
-        parameters = inspect.signature(lambda *given: None).parameters.values()
-    keyword = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    takes_any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if takes_any_keyword or keyword.issuperset(names):
-        by_keyword = True
-    elif takes_any_position or positional >= len(names):
-        by_keyword = False
-    else:
-        raise ConfigError(
-            f"reward function {target} takes ({', '.join(p.name for p in parameters)})",
-            f"it must take ({', '.join(names)})",
-        )
-    runner: Any = None
+    """The function, to be called with the four values. What it returns may be awaitable.
+
+    By keyword where it has a parameter `solution_str` or takes any keyword, and each of its other parameters is then a
+    column of the row; else by position.
+    """
+    parameters = _parameters(function)
+    keyword = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - set(kwargs)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not (names[1] in keyword or (takes_any and not needed_columns(function, kwargs, names))):
+        return _called_by_position(function, kwargs, names, target)
+    many = names is _MANY
+    needed = needed_columns(function, kwargs, names)
 
     def call(*values: Any) -> Any:
-        nonlocal runner
-        if by_keyword:
-            result = function(**dict(zip(names, values)), **kwargs)
-        else:
-            result = function(*values, **kwargs)
-        if inspect.isawaitable(result):
-            if runner is None:  # made in the worker that uses it: an event loop does not survive a fork
-                import asyncio
+        given = {name: value for name, value in zip(names, values) if name in keyword or takes_any}
+        rows = values[3] if many else [values[3]]
+        if missing := [name for name in needed if any(name not in row for row in rows)]:
+            raise wrong_columns(target, missing, rows[0] if rows else {})
+        wanted = ({name for row in rows for name in row} if takes_any else keyword) - set(names) - set(kwargs)
+        for name in wanted:
+            column = [row[name] for row in rows if name in row]
+            if len(column) == len(rows):
+                given[name] = column if many else column[0]
+        return function(**given, **kwargs)
 
-                runner = asyncio.Runner()
-            result = runner.run(_awaited(result))
-        return result
-
+    call.needed_columns = needed  # type: ignore[attr-defined]
     return call
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+def _called_by_position(
+    function: Callable[..., Any], kwargs: dict[str, Any], names: tuple[str, ...], target: str
+) -> Callable[..., Any]:
+    parameters = [p for p in _parameters(function) if p.name not in kwargs]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    no_others = all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
+    if not (no_others and required <= len(names) and (takes_any or len(positional) >= len(names))):
+        raise ConfigError(
+            f"reward function {target} takes ({', '.join(str(p) for p in _parameters(function))}), which does not fit",
+            f"it must take ({', '.join(names)}), by these names or in this order. By name it needs {names[1]} only, and any other "
+            "parameter is filled from the row's column (or key of extra_info) of that name",
+        )
+    return lambda *values: function(*values, **kwargs)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C: no signature to look at
+        return list(inspect.signature(lambda *given: None).parameters.values())
+
+
+def needed_columns(function: Callable[..., Any], kwargs: Mapping[str, Any], names: tuple[str, ...] = _ONE) -> list[str]:
+    """Parameters without a default that only a column of the row can fill."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {*names, *kwargs}
+    return [p.name for p in _parameters(function) if p.kind in by_name and p.default is p.empty and p.name not in known]
+
+
+def wrong_columns(target: str, missing: list[str], row: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"reward function {target} has a parameter {missing[0]!r}, but the rows have no such column; they have: "
+        f"{', '.join(sorted(map(str, row))) or 'none besides the prompt'}",
+        f"name it after a column or a key of extra_info, give it a default, or set custom_reward_function.reward_kwargs.{missing[0]}",
+    )
+
+
+def with_columns(row: Mapping[str, Any], extra_info: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a function of the user's own is told of a row besides the four: its columns, and over them its `extra_info`."""
+    columns = {name: value for name, value in row.items() if name not in _OF_THE_SYSTEM}
+    if "raw_prompt" in row:
+        columns["prompt"] = row["raw_prompt"]
+    return columns | dict(extra_info or {})

@@ -16,22 +16,29 @@ import concurrent.futures
 import math
 import os
 import pickle
+import tempfile
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import IO, Any
 
-from quadriga.errors import ConfigError, RewardError
-from quadriga.rewards.calls import Call
-from quadriga.rewards.dispatcher import Dispatcher
-from quadriga.rewards.functions import RewardFunction, default_function, from_callable, reward_function
-from quadriga.rewards.launch import Nursery
+from quadriga.config.schema import RewardConfig
+from quadriga.config.typed import Problems, build
+from quadriga.errors import ConfigError, QuadrigaError, RewardError
+from quadriga.rewards.dispatcher import Call, Dispatcher
+from quadriga.rewards.functions import (
+    RewardFunction,
+    as_reward_function,
+    with_columns,
+    with_scorer_default,
+    wrong_columns,
+)
+from quadriga.rewards.nursery import Nursery, ScoringJob
 from quadriga.rewards.result import ERROR, RewardResult, RewardSample
 from quadriga.rewards.scorers import modules_for
 
-_SPARE_SLOTS = 128  # so many hanging calls can run out side by side
 _WINDOW = 256  # the error rate of streamed results is taken over the last so many …
 _WINDOW_FILLED = 64  # … once there are so many
 
@@ -41,15 +48,10 @@ class RewardPool:
 
     Args:
         function: a `RewardFunction`, `"pkg.mod:fn"`, `"file.py:fn"` or a top-level function; None scores by data source.
-        num_workers: scoring processes. Calls that hang do not count: others take their place meanwhile.
-        timeout_s: deadline of one call, from the moment a worker takes it up.
-        max_retries: how often a call that failed or timed out is tried again.
-        on_error: score of a sample whose scoring failed or timed out, or `"stop"` to fail the pool.
-        max_error_rate: fail the pool when a larger share of a batch (of the last 256 results when streaming) failed.
-        memory_limit_mb: memory of one scoring process with all its children; None for no limit.
         chunk_size: most calls handed to a worker at once.
         start_timeout_s: how long importing the function may take.
         log_file: where prints of user code go, cut at 4 MB; a temporary file when not given.
+        options: the keys of `reward` in the configuration: `num_workers`, `timeout_s`, `on_error` and so on.
 
     The function is imported before the constructor returns; RewardError carries its traceback if that fails.
     """
@@ -58,44 +60,37 @@ class RewardPool:
         self,
         function: RewardFunction | str | Callable[..., Any] | None = None,
         *,
-        num_workers: int = 2,
-        timeout_s: float = 30.0,
-        max_retries: int = 0,
-        on_error: float | str = 0.0,
-        max_error_rate: float = 0.5,
-        memory_limit_mb: int | None = 4096,
         chunk_size: int = 32,
         start_timeout_s: float = 60.0,
         log_file: str | None = None,
+        **options: Any,
     ) -> None:
-        _check(num_workers, timeout_s, max_retries, on_error, max_error_rate, memory_limit_mb, chunk_size)
-        self.function = _resolve(function)
-        self._on_error, self._max_error_rate = on_error, max_error_rate
+        self.options = _checked(options)
+        if chunk_size < 1:
+            raise ConfigError(f"chunk_size={chunk_size} must be at least 1")
+        isolation = self.options.require_isolation
+        self.function = with_scorer_default(as_reward_function(function), "code", "require_isolation", isolation)
         self._lock = threading.Lock()
         self._open: set[Call] = set()
         self._counts: Counter[str] = Counter()
         self._failures: deque[bool] = deque(maxlen=_WINDOW)
         self._first_error: str | None = None
         self._ended = False
-        self._error: RewardError | None = None
+        self._error: QuadrigaError | None = None
         self._preloaded: set[str] = set()
         self._pid = os.getpid()
-        nursery = Nursery(
-            self.function,
-            slots=num_workers + _SPARE_SLOTS,
-            memory_limit_mb=memory_limit_mb,
-            start_timeout_s=start_timeout_s,
-            log_file=log_file,
-        )
+        self._log: IO[bytes] = open(log_file, "ab+") if log_file else tempfile.TemporaryFile()  # noqa: SIM115
         self._dispatcher = Dispatcher(
-            nursery,
-            num_workers=num_workers,
-            timeout_s=timeout_s,
-            max_retries=max_retries,
+            lambda: Nursery(
+                ScoringJob(self.function, self.options.memory_limit_mb, self.options.timeout_s),
+                start_timeout_s,
+                self._log,
+            ),
+            self.options,
             chunk_size=1 if self.function.batched else chunk_size,
             start_timeout_s=start_timeout_s,
-            on_reply=self._on_reply,
-            on_failure=self._on_failure,
+            on_done=self._on_done,
+            on_failed=self._on_failed,
             on_end=self._on_end,
         )
         _open_pools.add(self)
@@ -147,7 +142,7 @@ class RewardPool:
         """The results of a batch that was submitted, in one go or in parts; the batch's error rate is checked."""
         results = [handle.result() for handle in handles]
         failed = sum(result.failed for result in results)
-        if failed > self._max_error_rate * len(results):
+        if failed > self.options.max_error_rate * len(results):
             first = next(result.error for result in results if result.failed)
             error = self._too_many(failed, len(results), first)
             self._dispatcher.stop(error)
@@ -155,12 +150,16 @@ class RewardPool:
             raise error
         return results
 
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """ConfigError if the function has parameters that rows such as this one, an item of the dataset, do not fill."""
+        columns = with_columns(row, row.get("extra_info"))
+        if missing := [name for name in self._dispatcher.needed_columns if name not in columns]:
+            raise wrong_columns(self.function.target, missing, columns)
+
     @property
     def counters(self) -> dict[str, int]:
         """Totals since the pool was opened: outcomes, retries, and processes started and lost."""
         return {**self._counts, **self._dispatcher.counters}
-
-    # -- the end
 
     def close(self) -> None:
         """End all scoring processes and wait for it; calls that are not finished fail. Closing twice is no error."""
@@ -178,20 +177,15 @@ class RewardPool:
 
     # -- called in the dispatcher's thread
 
-    def _on_reply(self, call: Call, reply: dict[str, Any]) -> None:
-        results = []
-        for entry in reply["results"]:
-            result = self._failure(ERROR, entry["error"]) if "error" in entry else RewardResult(**entry)
-            result.seconds = reply["seconds"]
-            results.append(result)
-        self._deliver(call, results)
+    def _on_done(self, call: Call, outcomes: list[RewardResult | str]) -> None:
+        self._deliver(call, [self._failure(ERROR, said) if isinstance(said, str) else said for said in outcomes])
 
-    def _on_failure(self, call: Call, outcome: str, message: str) -> None:
-        self._deliver(call, [self._failure(outcome, message) for _ in call.owner])
+    def _on_failed(self, call: Call, outcome: str, message: str) -> None:
+        self._deliver(call, [self._failure(outcome, message) for _ in call.handles])
 
     def _failure(self, outcome: str, message: str) -> RewardResult:
         self._first_error = self._first_error or message
-        score = math.nan if isinstance(self._on_error, str) else float(self._on_error)
+        score = math.nan if isinstance(self.options.on_error, str) else float(self.options.on_error)
         return RewardResult(score, outcome, error=message)
 
     def _deliver(self, call: Call, results: list[RewardResult]) -> None:
@@ -200,35 +194,35 @@ class RewardPool:
             self._counts[result.outcome] += 1
             self._failures.append(result.failed)
         if any(result.failed for result in results):
-            if self._on_error == "stop":
+            if self.options.on_error == "stop":
                 self._dispatcher.stop(
                     RewardError(f"scoring a sample failed and reward.on_error is 'stop':\n{self._first_error}")
                 )
                 return  # the handles of this call, like all open ones, get that error when the pool has ended
             failed, seen = sum(self._failures), len(self._failures)
-            if seen >= _WINDOW_FILLED and failed > self._max_error_rate * seen:
+            if seen >= _WINDOW_FILLED and failed > self.options.max_error_rate * seen:
                 self._dispatcher.stop(self._too_many(failed, seen, self._first_error))
         with self._lock:
             self._open.discard(call)
-        for handle, result in zip(call.owner, results):
+        for handle, result in zip(call.handles, results):
             handle.set_result(result)
 
     def _too_many(self, failed: int, seen: int, first: str | None) -> RewardError:
         return RewardError(
-            f"{failed} of {seen} samples could not be scored, more than reward.max_error_rate={self._max_error_rate:g} "
-            f"allows. The first failure:\n{first}",
+            f"{failed} of {seen} samples could not be scored, more than reward.max_error_rate="
+            f"{self.options.max_error_rate:g} allows. The first failure:\n{first}",
             "mend the reward function, or raise reward.max_error_rate",
         )
 
-    def _on_end(self, error: RewardError | None) -> None:
+    def _on_end(self, error: QuadrigaError | None) -> None:
         with self._lock:
             self._ended, self._error = True, error
             unfinished, self._open = self._open, set()
+        self._log.close()
         closed = error or RewardError("the reward pool was closed before this sample was scored")
-        for call in unfinished:
-            for handle in call.owner:
-                if not handle.done():
-                    handle.set_exception(closed)
+        for handle in (handle for call in unfinished for handle in call.handles):
+            if not handle.done():
+                handle.set_exception(closed)
 
     # -- details
 
@@ -242,6 +236,24 @@ class RewardPool:
         return sorted(new)
 
 
+def _checked(options: dict[str, Any]) -> RewardConfig:
+    """The options by the rules of the configuration's schema; ConfigError names what cannot be."""
+    problems = Problems()
+    built: RewardConfig = build(
+        RewardConfig,
+        options,
+        unknown=lambda path, value: problems.add(
+            f"unknown key {path}", "docs/configuration.md lists the keys of reward"
+        ),
+        wrong=lambda path, value, error: problems.add(f"{path}={value!r}: {error}", "choose another value"),
+        prefix="reward.",
+    )
+    if isinstance(built.on_error, str) and built.on_error != "stop":
+        problems.add(f"reward.on_error={built.on_error!r} must be a score or 'stop'", "choose another value")
+    problems.raise_if_any()
+    return built
+
+
 def _pickled(values: Any) -> bytes:
     try:
         return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
@@ -250,46 +262,6 @@ def _pickled(values: Any) -> bytes:
             f"ground truth or extra_info cannot be sent to the scoring processes: {problem}",
             "use plain data in the rows",
         ) from problem
-
-
-def _resolve(function: RewardFunction | str | Callable[..., Any] | None) -> RewardFunction:
-    if function is None:
-        return default_function()
-    if isinstance(function, RewardFunction):
-        return function
-    if isinstance(function, str):
-        return reward_function(function)
-    return from_callable(function)
-
-
-def _check(
-    num_workers: int,
-    timeout_s: float,
-    max_retries: int,
-    on_error: float | str,
-    max_error_rate: float,
-    memory_limit_mb: int | None,
-    chunk_size: int,
-) -> None:
-    wrong = None
-    if num_workers < 1:
-        wrong = f"num_workers={num_workers} must be at least 1"
-    elif not timeout_s > 0 or math.isinf(timeout_s):
-        wrong = f"timeout_s={timeout_s} must be above 0 and finite"
-    elif max_retries < 0:
-        wrong = f"max_retries={max_retries} must not be negative"
-    elif isinstance(on_error, str) and on_error != "stop":
-        wrong = f"on_error={on_error!r} must be a score or 'stop'"
-    elif not isinstance(on_error, str) and not math.isfinite(on_error):
-        wrong = f"on_error={on_error} must be finite"
-    elif not 0.0 <= max_error_rate <= 1.0:
-        wrong = f"max_error_rate={max_error_rate} must lie between 0 and 1"
-    elif memory_limit_mb is not None and memory_limit_mb < 64:
-        wrong = f"memory_limit_mb={memory_limit_mb} is too little to run Python; give at least 64"
-    elif chunk_size < 1:
-        wrong = f"chunk_size={chunk_size} must be at least 1"
-    if wrong:
-        raise ConfigError(f"reward.{wrong}")
 
 
 _open_pools: weakref.WeakSet[RewardPool] = weakref.WeakSet()

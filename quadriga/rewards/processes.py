@@ -35,6 +35,11 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """The contrary of `die_with_parent`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none can leave this process's tree."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -68,11 +68,27 @@ def clean(value: Any) -> dict[str, Any]:
         raise ValueError(f"the reward function returned a dict without 'score'; its keys: {[str(k) for k in value]}")
     number = _score(value["score"])
     acc = None if value.get("acc") is None else _score(value["acc"])
-    pred = None if value.get("pred") is None else str(value["pred"])[:_MAX_TEXT]
-    extra = {str(k): _plain(v) for k, v in value.items() if k not in ("score", "acc", "pred", "parsed")}
+    pred = None if value.get("pred") is None else _text(str(value["pred"]))
+    extra = {_text(str(k)): _plain(v) for k, v in value.items() if k not in ("score", "acc", "pred", "parsed")}
     right = acc > 0.5 if acc is not None else number > 0
     outcome = UNPARSED if value.get("parsed") in (False, 0) else CORRECT if right else WRONG
     return {"score": number, "outcome": outcome, "acc": acc, "pred": pred, "extra": extra}
+
+
+def from_reply(entry: dict[str, Any], seconds: float) -> RewardResult | str:
+    """A result, or the text of an error, from what a scoring process has sent; any exception if that makes no sense."""
+    if "error" in entry:
+        return str(entry["error"])
+    result = RewardResult(**entry, seconds=_score(seconds))
+    texts = (result.pred, result.error)
+    if result.outcome not in OUTCOMES or not isinstance(result.extra, dict) or any(_is_no_text(text) for text in texts):
+        raise ValueError(f"no result: {entry}")
+    result.score, result.acc = _score(result.score), None if result.acc is None else _score(result.acc)
+    return result
+
+
+def _is_no_text(value: Any) -> bool:
+    return value is not None and not isinstance(value, str)
 
 
 def _score(value: Any) -> float:
@@ -87,17 +103,24 @@ def _score(value: Any) -> float:
     return number
 
 
+def _text(text: str) -> str:
+    """As it can be written to a file: halves of characters ("lone surrogates") are replaced."""
+    return text[:_MAX_TEXT].encode("utf-8", "replace").decode()
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a whole number of {value.bit_length()} bits"  # no float holds it, so no mean can
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
-        return value[:_MAX_TEXT]
+        return _text(value)
     if hasattr(value, "item"):  # a numpy or torch scalar, if it has one element
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             number = value.item()
             if isinstance(number, (bool, int, float)):
                 return number
-    return repr(value)[:_MAX_TEXT]
+    return _text(repr(value))
 
 
 def metrics(results: Iterable[RewardResult]) -> dict[str, float]:

@@ -5,16 +5,17 @@ Every run is a fresh interpreter in a session and folder of its own, with an emp
 Covered:
   - CPU time, address space, size of a written file, open files, core dumps (resource limits);
   - wall-clock time (the process is killed with all that is left of it);
-  - new processes, sockets, signals to and tracing of other processes, mounts and new namespaces (refused by a
-    seccomp filter; x86-64 and arm64);
-  - the network once more, and writing anywhere but a small scratch folder (namespaces, where an unprivileged user may
-    make them; `SandboxResult.namespaces` says whether that worked here).
+  - new processes, sockets, signals to, tracing and reading of other processes, their priorities and affinities, System V
+    IPC, message queues, keys, mounts and new namespaces (refused by a seccomp filter; x86-64 and arm64);
+  - opening any file but Python's and the system's libraries, and writing any but those of a small scratch folder: other
+    people's FIFOs and /proc/<pid>/mem are out of reach (Landlock; Linux 5.13 and newer, where it is switched on);
+  - the network and IPC once more, and files once more (namespaces, where an unprivileged user may make them).
+`SandboxResult` says which of these worked on this machine; `isolated` is the filter together with Landlock.
 
 Not covered:
-  - reading files that the user of this process can read;
-  - writing and deleting such files where namespaces are forbidden (many containers) or the machine is not Linux 5.12+;
-  - code that fools its own tests: it shares the interpreter with them and could patch `assert`ed functions or find the
-    token of the result line;
+  - reading the system's libraries and everything on Python's path; names, sizes and dates of files;
+  - code that fools its own tests: it shares the interpreter with them and could find what they expect, or the token of
+    the result line. What calls should return, and programs should print, is not in there;
   - bugs of the kernel and of the interpreter, side channels, and the load put on disk and memory bandwidth.
 Run untrusted models in a container or virtual machine of their own besides.
 """
@@ -30,13 +31,13 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from quadriga.rewards.processes import kill_trees
 
 _CHILD = str(Path(__file__).with_name("sandbox_child.py"))
-_MAX_RESULT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class SandboxResult:
         passed: tests that passed; for a program, 1 when it ended without an error.
         error: the first exception, if any.
         stdout: of a program.
+        outputs: of calls, as far as they were made: `[True, the value]`, or `[False, the exception]`.
         namespaces: files and network were closed off by namespaces.
+        confined: files were closed off by Landlock.
         filtered: system calls were filtered.
     """
 
@@ -66,12 +69,28 @@ class SandboxResult:
     passed: int = 0
     error: str | None = None
     stdout: str = ""
+    outputs: tuple[Any, ...] = ()
     namespaces: bool = False
+    confined: bool = False
     filtered: bool = False
 
+    @property
+    def isolated(self) -> bool:
+        return self.confined and self.filtered
 
-def run(code: str, tests: list[str] | None = None, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
-    """Run `code` and then each of `tests` in its namespace; with `tests` None, run it as a program fed with `stdin`."""
+
+def run(
+    code: str,
+    tests: list[str] | None = None,
+    stdin: str = "",
+    limits: Limits | None = None,
+    calls: tuple[str, list[list[Any]]] | None = None,
+) -> SandboxResult:
+    """Run `code`, and then in its namespace each of `tests`, or a function by name with each of some lists of arguments.
+
+    With neither, run it as a program fed with `stdin`. What the function should return, or the program print, is not
+    told in there.
+    """
     limits = limits or Limits()
     folder = tempfile.mkdtemp(prefix="quadriga-code-")
     token = secrets.token_hex(16)
@@ -79,6 +98,7 @@ def run(code: str, tests: list[str] | None = None, stdin: str = "", limits: Limi
         "token": token,
         "code": code,
         "tests": tests,
+        "calls": calls,
         "folder": folder,
         "cpu_s": limits.cpu_s,
         "memory_mb": limits.memory_mb,
@@ -93,9 +113,16 @@ def run(code: str, tests: list[str] | None = None, stdin: str = "", limits: Limi
                 given.write(stdin.encode())
                 given.seek(0)
                 code_ = _run(folder, job_file.fileno(), given, output, result_file.fileno(), limits.wall_s)
-                return _result(code_, _read(result_file.fileno()), _read(output.fileno(), limits.file_mb << 20), token)
+                line, printed = (_read(file.fileno(), limits.file_mb << 20) for file in (result_file, output))
+                return _result(code_, line, printed, token)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@lru_cache(maxsize=1)
+def can_isolate() -> bool:
+    """Whether the sandbox can shut programs in on this machine; tries it with an empty one."""
+    return run("pass", []).isolated
 
 
 def _run(folder: str, job_fd: int, stdin: Any, stdout: Any, result_fd: int, wall_s: float) -> int | None:
@@ -120,7 +147,7 @@ def _run(folder: str, job_fd: int, stdin: Any, stdout: Any, result_fd: int, wall
             process.wait()
 
 
-def _read(descriptor: int, limit: int = _MAX_RESULT_BYTES) -> bytes:
+def _read(descriptor: int, limit: int) -> bytes:
     return os.pread(descriptor, limit, 0)
 
 
@@ -131,13 +158,15 @@ def _result(code: int | None, line: bytes, stdout: bytes, token: str) -> Sandbox
         found = json.loads(line)
         if found["token"] != token:
             raise ValueError("not our line")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return SandboxResult("died", error=f"the program ended with status {code} before its tests did")
     return SandboxResult(
         "done",
         found["passed"],
         found["error"],
         stdout.decode(errors="replace"),
+        tuple(found["outputs"]),
         found["namespaces"],
+        found["confined"],
         found["filtered"],
     )

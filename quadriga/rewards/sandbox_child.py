@@ -5,6 +5,7 @@ It reads a job, shuts itself in (see `sandbox.py` for what that covers), runs th
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import errno
@@ -17,7 +18,8 @@ import struct
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_THREAD = 0x20000, 0x10000000, 0x40000000, 0x10000
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
+_CLONE_THREAD = 0x10000
 _MS_REC, _MS_PRIVATE, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY, _SYS_MOUNT_SETATTR = (
     0x4000,
     0x40000,
@@ -29,23 +31,54 @@ _MS_REC, _MS_PRIVATE, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY, _SYS_MOUNT_S
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# Refused system calls by machine: starting processes, signalling or tracing others, sockets, mounting, namespaces.
-_ARCHITECTURES = {
+# Refused system calls by machine. In this order: starting processes, signalling, tracing and reading others; sockets;
+# mounting and namespaces; priorities and affinities; System V IPC, message queues and keys; truncating by path.
+# `of_files`: modes, owners, times and attributes of files, which Landlock leaves open.
+_ARCHITECTURES: dict[str, dict] = {
     "x86_64": {
         "audit": 0xC000003E,
         "clone": 56,
         "prlimit64": 302,
-        "refused": (57, 58, 62, 200, 234, 129, 297, 101, 311, 41, 165, 166, 155, 272, 308),
+        "refused": (
+            *(57, 58, 62, 200, 234, 129, 297, 101, 310, 311, 312, 298, 321, 323),
+            *(41, 165, 166, 155, 272, 308),
+            *(141, 142, 144, 203, 251, 314),
+            *(29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243, 244, 245, 248, 249, 250),
+            76,
+        ),
+        "of_files": (90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280),
     },
     "aarch64": {
         "audit": 0xC00000B7,
         "clone": 220,
         "prlimit64": 261,
-        "refused": (129, 130, 131, 138, 240, 117, 271, 198, 40, 39, 41, 97, 268),
+        "refused": (
+            *(129, 130, 131, 138, 240, 117, 270, 271, 272, 241, 280, 282),
+            *(198, 40, 39, 41, 97, 268),
+            *(140, 118, 119, 122, 30, 274),
+            *(*range(180, 198), 217, 218, 219),
+            45,
+        ),
+        "of_files": (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88),
     },
 }
-_REFUSED_EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 433, 442)  # pidfd_send_signal, io_uring_setup, the mount API
+# pidfd_send_signal, io_uring_setup, the mount API, pidfd_open, pidfd_getfd, fchmodat2
+_REFUSED_EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 433, 434, 438, 442, 452)
 _CLONE3 = 435
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_READ, _WRITE, _OF_A_FILE = 0b1101, 0b10, 0b100000000000111  # execute, read a file or a folder; write; what a file has
+_LIBRARIES = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+    "/etc/localtime",
+    "/etc/ld.so.cache",
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def limit_resources(job: dict) -> None:
@@ -62,7 +95,7 @@ def limit_resources(job: dict) -> None:
 def own_namespaces(folder: str, file_mb: int) -> bool:
     """No network but an unconfigured loopback, and every file read-only but a small scratch folder; False if forbidden."""
     uid, gid = os.geteuid(), os.getegid()
-    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWNS) != 0:
+    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWNS | _CLONE_NEWIPC) != 0:
         return False
     with contextlib.suppress(OSError):
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -84,19 +117,43 @@ def _read_only(folder: str, file_mb: int) -> bool:
     return True
 
 
-def refuse_system_calls() -> bool:
-    """No new process (threads are fine), no signal to others, no socket; False where the kernel does not filter."""
+def confine_files(folder: str) -> bool:
+    """Landlock: reading only Python and the system's libraries, writing only the scratch folder; False without Landlock.
+
+    Other files cannot be opened at all, FIFOs and /proc/<pid>/mem among them.
+    """
+    version = _libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
+    if version < 1 or _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return False
+    everything = (1 << (13 if version < 2 else 14 if version < 3 else 15)) - 1
+    ruleset = _libc.syscall(_LANDLOCK_CREATE_RULESET, struct.pack("Q", everything), 8, 0)
+    if ruleset < 0:
+        return False
+    readable = {*sys.path, sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)), *_LIBRARIES}
+    rules = [(path, _READ) for path in readable] + [(device, _READ | _WRITE) for device in _DEVICES]
+    for path, rights in [*rules, (folder, everything)]:
+        with contextlib.suppress(OSError):  # there is no such path here
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            allowed = rights if os.path.isdir(path) else rights & _OF_A_FILE
+            if _libc.syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, fd), 0) != 0:
+                return False
+            os.close(fd)
+    return _libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) == 0
+
+
+def refuse_system_calls(files_are_read_only: bool) -> bool:
+    """No new process (threads are fine), no hand on others, no socket, no IPC; False where the kernel does not filter."""
     machine = _ARCHITECTURES.get(platform.machine())
     if machine is None or _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
-    program = _filter(machine)
+    program = _filter(machine, () if files_are_read_only else machine["of_files"])
     instructions = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
     return _libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) == 0
 
 
-def _filter(machine: dict) -> list[tuple[int, int, int, int]]:
+def _filter(machine: dict, also: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """A BPF program over (number, architecture, arguments) of a system call."""
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -110,7 +167,7 @@ def _filter(machine: dict) -> list[tuple[int, int, int, int]]:
         (equal, 0, 1, _CLONE3),
         (answer, 0, 0, unknown),  # the C library then falls back to clone, whose flags can be seen here
     ]
-    for number in (*machine["refused"], *_REFUSED_EVERYWHERE):
+    for number in (*machine["refused"], *_REFUSED_EVERYWHERE, *also):
         program += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
     program += [
         (equal, 0, 4, machine["clone"]),
@@ -127,6 +184,47 @@ def _filter(machine: dict) -> list[tuple[int, int, int, int]]:
     return program
 
 
+_USUAL_IMPORTS = """
+import bisect, collections, functools, heapq, itertools, math, random, re, string
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict, defaultdict, deque
+from functools import cache, lru_cache, reduce
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, combinations, permutations, product
+from math import ceil, floor, gcd, inf, sqrt
+from typing import *
+"""
+
+
+_DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+class _HonestEquality(ast.NodeTransformer):
+    """`a == b` in a test: an object of a class that the solution made does not equal plain data, whatever it says."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
+            return node
+        call = ast.Call(ast.Name("__equal__", ast.Load()), [node.left, node.comparators[0]], [])
+        return ast.copy_location(call, node)
+
+
+def _equal(left: object, right: object) -> object:
+    return _made_here(left) == _made_here(right) and left == right
+
+
+def _made_here(value: object, depth: int = 0) -> bool:
+    kind = type(value)
+    own = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind or kind.__module__ == "__main__"
+    if own and any("__eq__" in vars(base) for base in kind.__mro__ if base.__flags__ & _DEFINED_IN_PYTHON):
+        return True
+    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return (
+        depth < 50 and isinstance(parts, (list, tuple, set, frozenset)) and any(_made_here(v, depth + 1) for v in parts)
+    )
+
+
 def run_tests(job: dict) -> dict:
     """Run the code, then each test in its namespace; a test passes when it raises nothing."""
     space: dict = {"__name__": "__main__"}
@@ -137,11 +235,34 @@ def run_tests(job: dict) -> dict:
         return {"passed": 0, "error": _short(problem)}
     for test in job["tests"]:
         try:
-            exec(compile(test, "<test>", "exec"), space)
+            tree = ast.fix_missing_locations(_HonestEquality().visit(ast.parse(test)))
+            space["__equal__"] = _equal
+            exec(compile(tree, "<test>", "exec"), space)
             passed += 1
         except BaseException as problem:
             first_error = first_error or _short(problem)
     return {"passed": passed, "error": first_error}
+
+
+def run_calls(job: dict) -> dict:
+    """Run the code, then call its function (or a method of its class `Solution`) with each list of arguments."""
+    name, arguments = job["calls"]
+    space: dict = {"__name__": "__main__"}
+    outputs: list = []
+    try:
+        exec(_USUAL_IMPORTS, space)
+        exec(compile(job["code"], "<solution>", "exec"), space)
+        function = space[name] if name in space else getattr(space["Solution"](), name)
+    except BaseException as problem:
+        return {"passed": 0, "error": _short(problem)}
+    for given in arguments:
+        try:
+            outputs.append(
+                (True, json.loads(json.dumps(function(*given))))
+            )  # plain data: no object that equals everything
+        except BaseException as problem:
+            outputs.append((False, _short(problem)))
+    return {"passed": 0, "error": next((text for worked, text in outputs if not worked), None), "outputs": outputs}
 
 
 def run_program(job: dict) -> dict:
@@ -175,10 +296,18 @@ def main() -> None:
         os._exit(1)
     namespaces = own_namespaces(job["folder"], job["file_mb"])
     limit_resources(job)
-    filtered = refuse_system_calls()
+    confined = confine_files(job["folder"])
+    filtered = refuse_system_calls(files_are_read_only=namespaces)
     sys.argv[1:] = []
-    result = run_tests(job) if job["tests"] is not None else run_program(job)
-    result |= {"token": token, "namespaces": namespaces, "filtered": filtered}
+    run = run_tests if job["tests"] is not None else run_calls if job["calls"] is not None else run_program
+    result = {
+        "outputs": [],
+        **run(job),
+        "token": token,
+        "namespaces": namespaces,
+        "confined": confined,
+        "filtered": filtered,
+    }
     os.write(result_fd, json.dumps(result).encode())
     os._exit(0)
 

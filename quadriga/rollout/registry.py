@@ -10,7 +10,10 @@ from typing import Any
 from quadriga.errors import ConfigError
 from quadriga.rollout.interface import RolloutEngine
 
-_ENGINES: dict[str, str | Callable[..., RolloutEngine]] = {"native": "quadriga.rollout.native.engine:NativeEngine"}
+_ENGINES: dict[str, str | Callable[..., RolloutEngine]] = {
+    "native": "quadriga.rollout.native.engine:NativeEngine",
+    "vllm": "quadriga.rollout.vllm.engine:VllmEngine",
+}
 
 
 def register_engine(name: str, factory: Callable[..., RolloutEngine]) -> None:

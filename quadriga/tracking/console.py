@@ -18,11 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from quadriga.errors import printable
 from quadriga.tracking import metric_names
 from quadriga.tracking.durations import clock, in_words
 from quadriga.tracking.events import Event
 from quadriga.tracking.metric_names import METRICS, format_value
-from quadriga.tracking.run_state import ACCURACY, REWARD, THROUGHPUT, RunState, sparkline
+from quadriga.tracking.run_state import MAIN_METRICS, SPEEDS, RunState, sparkline
 
 _FIRST_REMINDER_S = 30.0
 _LONGEST_REMINDER_S = 600.0
@@ -31,9 +32,15 @@ _PHASE_BAR = 40
 _PHASE_COLORS = ("cyan", "yellow", "blue", "magenta", "bright_black", "white", "red", "green")
 _DETAILS = [
     name
-    for section in (metric_names.POLICY, metric_names.CRITIC, metric_names.LENGTHS, metric_names.SCORES)
+    for section in (
+        metric_names.POLICY,
+        metric_names.CRITIC,
+        metric_names.LENGTHS,
+        metric_names.SCORES,
+        metric_names.SUPERVISED,
+    )
     for name, metric in section.items()
-    if metric.label and name not in (REWARD, ACCURACY)
+    if metric.label and name not in (*MAIN_METRICS, *SPEEDS)
 ]
 
 
@@ -42,12 +49,17 @@ class LiveView:
 
     Args:
         console: where to draw; standard output by default.
+        line_every: of lines, one every so many steps; a validation is always shown.
         live: panel (True) or lines (False); by default a panel if the console is a terminal that can redraw.
         now: a clock in seconds; only differences count.
     """
 
     def __init__(
-        self, console: Console | None = None, live: bool | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        live: bool | None = None,
+        now: Callable[[], float] = time.monotonic,
+        line_every: int = 1,
     ) -> None:
         self.console = console or Console()
         self.state = RunState()
@@ -57,6 +69,7 @@ class LiveView:
         self._ended: float | None = None
         self._reminded = 0.0
         self._usual: dict[str, float] = {}
+        self._line_every = line_every
         if live is None:
             live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._live = (
@@ -98,8 +111,8 @@ class LiveView:
             rows = Table.grid(padding=(0, 2))
             rows.add_column(style="dim", min_width=10)
             rows.add_column()
-            for label, name, history in (("reward", REWARD, state.rewards), ("accuracy", ACCURACY, state.accuracies)):
-                if history:
+            for name, label in MAIN_METRICS.items():
+                if history := state.histories.get(name):
                     value = format_value(name, state.metrics.get(name)).rjust(6)
                     rows.add_row(
                         label, Text.assemble((value, "bold green"), "  ", (sparkline(history, _SPARKLINE), "green"))
@@ -109,7 +122,7 @@ class LiveView:
                     "validation", _validation_text(source, seen.first, seen.last, seen.first_step, seen.last_step)
                 )
             if details := _labelled(state.metrics, _DETAILS):
-                rows.add_row("policy", Text(details))
+                rows.add_row("details", Text(details))
             if speed := self._speed():
                 rows.add_row("speed", Text(speed))
             if phases := state.phase_seconds():
@@ -143,7 +156,7 @@ class LiveView:
 
     def _speed(self) -> str:
         state = self.state
-        parts = [_labelled(state.metrics, [THROUGHPUT])]
+        parts = [_labelled(state.metrics, SPEEDS)]
         if state.seconds_per_step is not None:
             parts.append(f"{in_words(state.seconds_per_step)} per step")
         return " · ".join(part for part in parts if part)
@@ -154,7 +167,8 @@ class LiveView:
         seconds = self._now() - self._phase_began
         name = _innermost(self.state.open_phases)
         if not name:
-            return Text("starting" if self.state.step == self.state.start_step else "between phases", "dim")
+            resting = "between phases" if self.state.step > self.state.start_step else "starting"
+            return Text("training" if self.state.open_phases else resting, "dim")
         usual = self._usual.get(name)
         slow = usual is not None and seconds > max(5 * usual, 5.0)
         text = f"{_phase_label(name)} {in_words(seconds)}"
@@ -170,15 +184,21 @@ class LiveView:
         if kind == "step":
             self._stepped = self._now()
             self._usual = self.state.phase_seconds() or self._usual
-            return [] if self._live else [Text(self._step_line(event))]
+            is_due = event["step"] % self._line_every == 0 or event["step"] == self.state.total_steps
+            shown = is_due or any(name.startswith("val/") for name in event["metrics"])
+            return [Text(self._step_line(event))] if shown and not self._live else []
         if kind == "phase":
             self._phase_began = self._now()
         elif kind == "end":
             self._ended = self._now()
         elif kind == "message" and event.get("level") == "warning":
-            return [Text(f"warning: {event['text']}", "yellow")]
+            return [Text(printable(f"warning: {event['text']}"), "yellow")]
         elif kind == "message":
-            return [Text(event["text"])]
+            return [Text(printable(event["text"]))]
+        elif kind == "alarm":
+            return [Text(f"alarm at step {event['step']}: {event['text']}. {event['look']}", "bold yellow")]
+        elif kind == "steered":
+            return [Text(f"steered after step {event['step']}: {event['command']}: {event['result']}", "cyan")]
         elif kind == "lost":
             return [Text(f"{event['count']:,} events were not shown; metrics.jsonl has every step", "dim")]
         elif kind == "start" and self._live is None:
@@ -201,13 +221,13 @@ class LiveView:
             if seen.last_step == state.step
         ]
         if state.step > 0:
-            parts.append(_labelled(metrics, [REWARD, ACCURACY, *_DETAILS]))
+            parts.append(_labelled(metrics, [*MAIN_METRICS, *_DETAILS]))
             spent = _large_parts(state.phase_seconds())
             phases = ", ".join(f"{_phase_label(name)} {s:.2f}" for name, s in spent.items() if s >= 0.005)
             total = metrics.get("timing_s/step")
             if total is not None:
                 parts.append(f"{total:.2f} s" + (f" ({phases})" if phases else ""))
-            parts.append(_labelled(metrics, [THROUGHPUT]))
+            parts.append(_labelled(metrics, SPEEDS))
             if state.seconds_left is not None:
                 parts.append(f"{clock(state.seconds_left)} left")
         return " · ".join(part for part in parts if part)
@@ -231,7 +251,8 @@ def _labelled(metrics: dict[str, float | None], names: Iterable[str]) -> str:
     parts = []
     for name in names:
         value, metric = metrics.get(name), METRICS[name]
-        if name in metrics and not (value == 0 and metric.unit == "share" and name != ACCURACY):
+        always_zero = metric.unit == "share" or name == "actor/ppo_kl"  # the latter where a step is one optimiser step
+        if name in metrics and not (value == 0 and always_zero and name not in MAIN_METRICS):
             number = format_value(name, value)
             parts.append(f"{number} {metric.label}" if metric.label == metric.unit else f"{metric.label} {number}")
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""The curves that tell how a run went: accuracy and reward over the steps, made from the lines of metrics.jsonl."""
+"""The curves that tell how a run went: accuracy, reward and loss over the steps, made from the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Panel:
 
 
 def run_panels(lines: Iterable[dict[str, Any]]) -> list[Panel]:
-    """Accuracy (held-out by data source, four at most, and training) and reward, those of them that were recorded."""
+    """Accuracy (held-out by data source, four at most, and training), reward, and of supervised runs the loss; those of
+    them that were recorded."""
+    lines = list(lines)
     training_accuracy: Points = []
     reward: Points = []
     held_out: dict[str, Points] = {}
@@ -83,12 +85,27 @@ def run_panels(lines: Iterable[dict[str, Any]]) -> list[Panel]:
     ]
     if training_accuracy:
         accuracy.append(Curve("training", _thinned(training_accuracy), _TRAINING_COLOR))
-    recorded = [x for points in (training_accuracy, reward, *held_out.values()) for x, _ in points]
+    pairs, losses = _held_out_and_training(lines, "accuracy"), _held_out_and_training(lines, "loss")
+    accuracy += pairs
+    supervised = [curve.points for curve in (*pairs, *losses)]
+    recorded = [x for points in (training_accuracy, reward, *held_out.values(), *supervised) for x, _ in points]
     steps = (min(recorded), max(max(recorded), min(recorded) + 1)) if recorded else (0.0, 1.0)
     panels = [Panel("Accuracy", accuracy, steps, is_share=True)] if accuracy else []
     if reward:
         panels.append(Panel("Reward", [Curve("training", _thinned(reward), _TRAINING_COLOR)], steps))
+    if losses:
+        panels.append(Panel("Loss", losses, steps))
     return panels
+
+
+def _held_out_and_training(lines: list[dict[str, Any]], name: str) -> list[Curve]:
+    """`val/<name>` and `train/<name>` of a supervised run."""
+    points: dict[str, Points] = {
+        which: [(x["step"], x[f"{which}/{name}"]) for x in lines if x.get(f"{which}/{name}") is not None]
+        for which in ("val", "train")
+    }
+    curves = [Curve("held-out", points["val"], _HELD_OUT_COLORS[0], is_sparse=True)] if points["val"] else []
+    return curves + ([Curve("training", _thinned(points["train"]), _TRAINING_COLOR)] if points["train"] else [])
 
 
 def ticks(low: float, high: float, about: int, smallest: float = 0.0) -> list[float]:

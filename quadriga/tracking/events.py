@@ -6,7 +6,9 @@ An event is a small dict that survives any transport: `{"kind": …, "time": …
     phase     step, open: names of the phases that are running, outermost first
     step      step, metrics: {name: number or None}                          as in metrics.jsonl
     message   level: "info" or "warning", text
-    end       status: "finished", "stopped" or "failed"
+    alarm     step, name, text, look: a detector fired, see `alarms`
+    steered   step, command, result: somebody told the run something, see `steering`
+    end       status: "finished", "stopped" or "failed"; error: what ended it, where something did
     lost      count: so many events were dropped before they were asked for
 """
 
@@ -33,7 +35,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=capacity)
         self._appended = 0
         self._lock = threading.Lock()
-        self._listener = listener
+        self._listeners = [listener] if listener is not None else []
 
     def append(self, kind: str, payload: dict[str, Any] | None = None) -> None:
         """Add an event; never blocks for long, never fails because nobody reads."""
@@ -41,8 +43,13 @@ class EventLog:
         with self._lock:
             self._events.append(event)
             self._appended += 1
-        if self._listener is not None:
-            self._listener(event)
+        for listener in tuple(self._listeners):
+            listener(event)
+
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` with every further event, in the appending thread. Returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def since(self, cursor: int = 0) -> tuple[list[Event], int]:
         """The events after `cursor` (0: from the start) and the cursor for the next call.

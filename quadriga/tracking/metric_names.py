@@ -70,6 +70,13 @@ SCORES: dict[str, Metric] = {
     "reward/score": Metric("mean score given by the reward function", "score", ".3f"),
     "reward/seconds_mean": Metric("time to score a row", "s", ".3f"),
     "reward/seconds_max": Metric("longest time to score a row", "s", ".3f"),
+    "reward/equal_groups": Metric("groups whose responses all score the same: they teach nothing", "share", ".1%"),
+    "reward/length_correlation": Metric("correlation of a response's score with its length", "-1 to 1", ".2f"),
+    "reward/length_mean": Metric("mean of what algorithm.length_reward added", "score", ".3f"),
+    "gdpo/<key>/mean": Metric("gdpo: mean of one reward", "reward", ".3f"),
+    "gdpo/<key>/std": Metric("gdpo: its standard deviation over the batch", "reward", ".3f"),
+    "gdpo/<key>/groups_without_spread": Metric("gdpo: rows in whose group it is the same for all", "share", ".1%"),
+    "gigpo/step_group_size": Metric("gigpo: steps that saw the same as a step, itself included", "rows", ".2f"),
     "reward/extra/<key>": Metric("mean of a number that the reward function returned beside the score", "any"),
 }
 
@@ -79,6 +86,23 @@ POLICY: dict[str, Metric] = {
     "actor/pg_clipfrac_lower": Metric("tokens with a negative advantage held by the dual clip", "share", ".2%"),
     "actor/ppo_kl": Metric(
         "mean of old minus new log-prob: how far the step has moved the policy", "nats per token", ".5f", "kl"
+    ),
+    "actor/entropy_coeff": Metric("weight of the entropy bonus, where it adapts itself", "weight", ".4g"),
+    "actor/opsm_dropped": Metric("tokens of rows that policy_loss.opsm_delta dropped", "share", ".2%"),
+    "actor/vespo_weight": Metric("vespo: mean weight φ of a token", "weight", ".3f"),
+    "actor/behaviour_weight": Metric("decoupled: mean weight to the policy that sampled", "ratio", ".3f"),
+    "actor/behaviour_outside": Metric("decoupled: tokens whose weight was above the cap", "share", ".2%"),
+    "actor/masked_high": Metric("prime_rl: good tokens masked because they became too likely", "share", ".2%"),
+    "actor/masked_low": Metric("prime_rl: bad tokens masked because they became too unlikely", "share", ".2%"),
+    "actor/k3_masked": Metric("prime_rl: KL to the policy that sampled, masked tokens' part", "nats per token", ".2e"),
+    "actor/k3_kept": Metric("prime_rl: the same, kept tokens' part", "nats per token", ".2e"),
+    "actor/router_aux_loss": Metric(
+        "mixture of experts: unevenness of the load; the experts of a token if it is even", "loss", ".3f"
+    ),
+    "actor/router_entropy": Metric("mixture of experts: entropy of a router's choice", "nats per token", ".3f"),
+    "actor/router_idle": Metric("mixture of experts: experts that no token of a micro-batch chose", "share", ".2%"),
+    "actor/router_load_max": Metric(
+        "mixture of experts: tokens of the busiest expert, as a multiple of an even share", "ratio", ".2f"
     ),
     "actor/entropy": Metric("entropy of the policy", "nats per token", ".3f", "entropy"),
     "actor/kl_loss": Metric("KL to the reference policy in the loss", "nats per token", ".5f", "kl to ref"),
@@ -90,9 +114,26 @@ POLICY: dict[str, Metric] = {
     **_optimiser("actor"),
 }
 
+DISTILLATION: dict[str, Metric] = {
+    "distillation/loss": Metric("mean divergence from the teacher in the loss", "nats per token", ".4f", "to teacher"),
+    "distillation/abs_loss": Metric("mean of its absolute value", "nats per token", ".4f"),
+    "distillation/loss_max": Metric("largest of a token", "nats", ".3f"),
+    "distillation/loss_min": Metric("smallest of a token", "nats", ".3f"),
+    "distillation/student_mass": Metric(
+        "probability that the policy gives to the teacher's top k", "probability", ".3f"
+    ),
+    "distillation/teacher_mass": Metric("probability that the teacher gives to them", "probability", ".3f"),
+    "distillation/overlap_ratio": Metric("tokens of the teacher's top k that are in the policy's", "share", ".1%"),
+    "distillation/<teacher>/reverse_kl": Metric(
+        "KL of the policy to one teacher, before the update", "nats per token", ".4f"
+    ),
+    "distillation/<teacher>/tokens": Metric("response tokens that this teacher judges", "share", ".1%"),
+}
+
 CRITIC: dict[str, Metric] = {
     "critic/vf_loss": Metric("value loss", "loss", ".4f", "value loss"),
     "critic/vf_clipfrac": Metric("tokens whose value was clipped", "share", ".2%"),
+    "critic/values/mean": Metric("mean value of the rows before the update", "score", ".3f"),
     "critic/vpred_mean": Metric("mean predicted value during the update", "score", ".3f"),
     "critic/vf_explained_var": Metric(
         "share of the returns' variance that the values explain; 1 is perfect", "at most 1", ".3f"
@@ -103,13 +144,22 @@ CRITIC: dict[str, Metric] = {
 LENGTHS: dict[str, Metric] = {
     **_statistics("response_length", "length of a response", "tokens", ".1f", label="length"),
     "response_length/clip_ratio": Metric("responses cut off at data.max_response_length", "share", ".1%", "cut off"),
+    "response/repetitive": Metric("responses whose last 64 tokens repeat themselves", "share", ".1%"),
     **_statistics("prompt_length", "length of a prompt", "tokens", ".1f"),
+    "response_length/filtered": Metric("responses left out by algorithm.overlong_filter", "share", ".1%"),
     "prompt_length/clip_ratio": Metric("prompts of length data.max_prompt_length", "share", ".1%"),
 }
 
 ROLLOUT: dict[str, Metric] = {
-    "rollout/logprob_diff_mean": Metric("mean |log-prob of rollout − of trainer| of the sampled tokens", "nats", ".2e"),
+    "rollout/logprob_diff_mean": Metric(
+        "mean |log-prob of rollout − of trainer| of the sampled tokens, before the step's first update", "nats", ".2e"
+    ),
     "rollout/logprob_diff_max": Metric("largest |log-prob of rollout − of trainer| of a sampled token", "nats", ".2e"),
+    "rollout/prefix_reuse": Metric(
+        "tokens of later calls' prompts that came from the cache, of those that the call before in the same episode had computed",
+        "share",
+        ".1%",
+    ),
     "training/rollout_probs_diff_mean": Metric("mean |probability by rollout − by trainer|", "probability", ".2e"),
     "training/rollout_probs_diff_max": Metric("largest |probability by rollout − by trainer|", "probability", ".2e"),
     "rollout_corr/kl": Metric("KL of rollout to trainer, plain estimate; 0 is ideal", "nats per token", ".2e"),
@@ -124,6 +174,10 @@ ROLLOUT: dict[str, Metric] = {
     "rollout_corr/is_mean": Metric("mean importance weight trainer/rollout, before normalisation", "ratio", ".4f"),
     "rollout_corr/is_clipped_fraction": Metric("tokens whose importance weight was outside the bounds", "share", ".2%"),
     "rollout_corr/masked_fraction": Metric("tokens that the correction took out", "share", ".2%"),
+    "rollout_corr/m2po_dropped": Metric("tokens that m2po_threshold dropped", "share", ".2%"),
+    "rollout_corr/staleness_mean": Metric("versions that a token is behind the policy that learns", "versions", ".2f"),
+    "rollout_corr/staleness_max": Metric("the same, of the oldest token", "versions", ".0f"),
+    "rollout_corr/versions_in_row_max": Metric("most versions that had a hand in one row", "versions", ".0f"),
     "rollout_corr/seq_masked_fraction": Metric("rows that the correction took out entirely", "share", ".2%"),
 }
 
@@ -149,6 +203,7 @@ TIMING: dict[str, Metric] = {
         "log-probs by the actor before the update; absent when strictly on-policy", "s", ".2f", "old log-prob"
     ),
     "timing_s/ref": Metric("log-probs by the reference policy", "s", ".2f", "ref"),
+    "timing_s/teacher": Metric("log-probs by the teachers", "s", ".2f", "teacher"),
     "timing_s/values": Metric("values by the critic", "s", ".2f", "values"),
     "timing_s/adv": Metric("advantages", "s", ".2f", "advantages"),
     "timing_s/update_critic": Metric("update of the critic", "s", ".2f", "update critic"),
@@ -179,6 +234,9 @@ MEMORY: dict[str, Metric] = {
 
 PROGRESS: dict[str, Metric] = {
     "perf/throughput": Metric(
+        "prompt and response tokens of the step per second and worker (GPU, or process on a CPU)", "tokens/s", ",.0f"
+    ),
+    "perf/total_throughput": Metric(
         "prompt and response tokens of the step per second, over all workers", "tokens/s", ",.0f", "tokens/s"
     ),
     "perf/total_num_tokens": Metric("prompt and response tokens of the step", "tokens", ",.0f"),
@@ -188,6 +246,34 @@ PROGRESS: dict[str, Metric] = {
     "training/num_gen_batches": Metric(
         "batches generated for the step, with algorithm.filter_groups", "batches", ".0f"
     ),
+    "stream/staleness/mean": Metric(
+        "versions between the weights that wrote a token and those it trains", "steps", ".2f"
+    ),
+    "stream/staleness/max": Metric("the same, of the oldest token", "steps", ".0f"),
+    "stream/groups_ready": Metric("groups that were generated and scored ahead of training", "groups", ",.0f"),
+    "stream/samples_running": Metric("samples that engines are at when the step begins to train", "samples", ",.0f"),
+    "stream/samples_waiting": Metric("samples that no engine has taken up yet", "samples", ",.0f"),
+    "stream/engines_busy_s": Metric("engine time spent generating since the last step, over all engines", "s", ".2f"),
+    "stream/engines_idle_s": Metric("engine time with nothing to generate since the last step", "s", ".2f"),
+    **_statistics("episode/turns", "answers of the policy in an episode", "turns", ".2f", label="turns"),
+    "episode/tool_calls/mean": Metric("tool calls of an episode", "calls", ".2f"),
+    "episode/tool_errors/mean": Metric("of them, those that failed or could not be read", "calls", ".2f"),
+    "episode/written_tokens/mean": Metric("tokens that the policy wrote in an episode", "tokens", ".1f"),
+    "episode/read_tokens/mean": Metric(
+        "tokens that it read after the first prompt: observations, answers of tools", "tokens", ".1f"
+    ),
+    "episode/agent_s/mean": Metric("an agent's own time in an episode, without what the policy took", "s", ".3f"),
+    "episode/again": Metric(
+        "episodes of the step that were run again because their agent's process ended", "runs", ",.0f"
+    ),
+    "episode/leaked_tasks": Metric("tasks that agents left running at the end of their episodes", "tasks", ",.0f"),
+    "episode/failed": Metric("episodes whose agent raised, ended its process or blocked it", "share", ".1%"),
+    "episode/finish/<reason>": Metric(
+        "episodes by how they ended: done; turns, tokens, time: a limit; error, crashed, stuck: failures",
+        "share",
+        ".1%",
+    ),
+    "training/pf_ppo_distinct": Metric("PF-PPO: different rows among those drawn", "share", ".1%"),
     "training/restarts": Metric("times that this process has replaced dead workers so far", "restarts", ".0f"),
     "training/samples_generated_again": Metric(
         "samples so far that a new rollout engine generated in place of one that died", "samples", ",.0f"
@@ -195,34 +281,44 @@ PROGRESS: dict[str, Metric] = {
     "training/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
 }
 
+ALARMS: dict[str, Metric] = {
+    "alarm/<name>": Metric("1 while a detector sees this kind of trouble; absent otherwise", "1", ".0f"),
+}
+
 SUPERVISED: dict[str, Metric] = {
     "train/loss": Metric(
         "the loss: of sft, mean negative log-prob of the tokens learnt from; of rm and dpo, mean loss of a pair",
         "nats per token or pair",
         ".4f",
+        "loss",
     ),
-    "val/loss": Metric("the same on held-out rows", "nats per token or pair", ".4f"),
+    "val/loss": Metric("the same on held-out rows", "nats per token or pair", ".4f", "held-out loss"),
     **{
         name.replace("<set>", which): metric
-        for which, on in (("train", "pairs of the step"), ("val", "held-out pairs"))
+        for which, on, held_out in (("train", "pairs of the step", ""), ("val", "held-out pairs", "held-out "))
         for name, metric in {
-            "<set>/accuracy": Metric(f"rm, dpo: {on} in which the chosen answer has the higher reward", "share", ".1%"),
-            "<set>/margin": Metric(f"rm, dpo: mean reward of chosen less rejected, {on}", "reward", ".3f"),
+            "<set>/accuracy": Metric(
+                f"rm, dpo: {on} in which the chosen answer has the higher reward", "share", ".1%", f"{held_out}accuracy"
+            ),
+            "<set>/margin": Metric(
+                f"rm, dpo: mean reward of chosen less rejected, {on}", "reward", ".3f", f"{held_out}margin"
+            ),
             "<set>/chosen_reward": Metric(f"rm, dpo: mean reward of the chosen answer, {on}", "reward", ".3f"),
             "<set>/rejected_reward": Metric(f"rm, dpo: mean reward of the rejected answer, {on}", "reward", ".3f"),
         }.items()
     },
-    "train/grad_norm": Metric("norm of the gradient over all workers, before clipping", "norm", ".3g"),
-    "train/lr": Metric("learning rate", "per step", ".2e"),
+    "train/grad_norm": Metric("norm of the gradient over all workers, before clipping", "norm", ".3g", "grad norm"),
+    "train/lr": Metric("learning rate", "per step", ".2e", "lr"),
     "train/skipped": Metric("updates left out because their gradient was not finite", "share", ".1%"),
     "train/epoch": Metric("passes over the training set completed before this step", "epochs", ".0f"),
     "train/time_s": Metric("time of the step", "s", ".2f"),
-    "train/tokens_per_s": Metric("tokens of the step per second, over all processes", "tokens/s", ",.0f"),
+    "train/tokens_per_s": Metric("tokens of the step per second, over all processes", "tokens/s", ",.0f", "tokens/s"),
 }
 
 SECTIONS: dict[str, dict[str, Metric]] = {
     "Scores and rewards": SCORES,
     "Policy": POLICY,
+    "Distillation": DISTILLATION,
     "Critic": CRITIC,
     "Lengths": LENGTHS,
     "Rollout against trainer": ROLLOUT,
@@ -230,6 +326,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     "Time": TIMING,
     "Memory": MEMORY,
     "Progress and speed": PROGRESS,
+    "Alarms": ALARMS,
     "Supervised training (sft, rm, dpo)": SUPERVISED,
 }
 
@@ -247,6 +344,13 @@ def describe(name: str) -> Metric:
         if "<" in pattern and _matches(pattern, name):
             return metric
     return _OTHER
+
+
+@lru_cache(maxsize=4096)
+def section_of(name: str) -> str:
+    """Title of the section that lists this name; "Your own" for one that none lists."""
+    metric = describe(name)
+    return next((title for title, section in SECTIONS.items() if metric in section.values()), "Your own")
 
 
 def is_known(name: str) -> bool:

@@ -42,14 +42,15 @@ class Phases:
         self._driver = threading.get_ident()
         self._clock_offset = time.time() - time.perf_counter()
 
-    def __call__(self, name: str, lane: str = "", whole: bool = False) -> Phase:
+    def __call__(self, name: str, lane: str = "", whole: bool = False, timed: bool = True) -> Phase:
         """A context manager that times its body as `timing_s/<name>`.
 
         Args:
             lane: row of the timeline; by default "driver" in the thread that made this object, the thread's name in others.
             whole: phases inside it are in the timeline only; for validation, whose generation is not the step's.
+            timed: False for what a watchdog and the timeline should see, though it is no metric of a step.
         """
-        return Phase(self, name, lane or self._lane_of_this_thread(), whole)
+        return Phase(self, name, lane or self._lane_of_this_thread(), whole, timed)
 
     def start_step(self, step: int) -> None:
         """From now on, phases belong to this step."""
@@ -97,7 +98,8 @@ class Phases:
         with self._lock:
             self._open.remove(phase)
             around = [other for other in self._open if other.thread == phase.thread]
-            if not any(other.whole or other.name == phase.name for other in around):  # else that one has this time
+            counted_there = any(other.whole or other.name == phase.name for other in around)
+            if phase.timed and not counted_there:
                 self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
             if not failed:
                 self._history.setdefault(phase.path, deque(maxlen=REMEMBERED)).append(seconds)
@@ -123,13 +125,14 @@ class Phases:
 class Phase:
     """One use of `with phases(name)`. `path` has the names of the phases around it before its own."""
 
-    __slots__ = ("_phases", "began", "lane", "name", "path", "step", "thread", "whole")
+    __slots__ = ("_phases", "began", "lane", "name", "path", "step", "thread", "timed", "whole")
 
-    def __init__(self, phases: Phases, name: str, lane: str, whole: bool) -> None:
+    def __init__(self, phases: Phases, name: str, lane: str, whole: bool, timed: bool) -> None:
         self._phases = phases
         self.name = self.path = name
         self.lane = lane
         self.whole = whole
+        self.timed = timed
         self.step = phases.step
         self.thread = threading.get_ident()
         self.began = 0.0

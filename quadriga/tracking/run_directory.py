@@ -5,6 +5,10 @@ outputs/<project>/<experiment>/
   metrics.jsonl      one line a step: {"step": …, "time": …, "<metric>": …}, each step once, in order
   samples/           train_00000012.jsonl, val_00000010.jsonl: what was asked, answered and scored
   timeline.json      the phases of every step, for a trace viewer (chrome://tracing, ui.perfetto.dev)
+  status.json        where the run stands, or how it ended
+  events.jsonl       what happened: starts, resumes, warnings, alarms, steering, the end
+  steering/          what `quadriga tell` told the run, and what it did
+  stalls/            the stacks of all processes, whenever a phase took far too long
   logs/              one file a worker
   checkpoints/
   earlier/           the files of runs that were started anew in the same folder
@@ -12,17 +16,19 @@ outputs/<project>/<experiment>/
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from quadriga.atomic_file import named_disk_errors, write_atomically
 from quadriga.errors import ConfigError, QuadrigaError
-from quadriga.tracking.atomic_file import named_disk_errors, write_atomically
 from quadriga.tracking.run_lock import RunLock
 
 _LOG = logging.getLogger(__name__)
@@ -30,6 +36,10 @@ _MOVED_ASIDE = (
     "config.yaml",
     "samples",
     "timeline.json",
+    "status.json",
+    "events.jsonl",
+    "steering",
+    "stalls",
     "tensorboard",
     "sinks.json",
     "curves.svg",
@@ -66,11 +76,14 @@ class RunDirectory:
                 "set trainer.default_local_dir to a folder that you can write to",
             ) from error
 
-    def begin(self, resumed_step: int | None = None) -> None:
+    def begin(self, resumed_step: int | None = None) -> list[int]:
         """Prepare the files for a run that goes on after `resumed_step`, or that starts anew (None).
 
         Resumed: what was recorded for later steps is cut off, because those steps come again; -1 cuts off all. Anew: the
         files of an earlier run, its checkpoints too, are moved to `earlier/<k>/`, never deleted.
+
+        Returns:
+            the steps before `resumed_step` that this directory's metrics.jsonl should have and has not.
 
         Raises:
             ConfigError: another process is writing to this directory.
@@ -83,6 +96,7 @@ class RunDirectory:
         else:
             self._cut_after(resumed_step)
         self._last_step = None
+        return self._missing_before(resumed_step or 0)
 
     def close(self) -> None:
         """The counterpart of `begin`."""
@@ -109,7 +123,7 @@ class RunDirectory:
             ValueError: the step, or a later one, has its line already.
         """
         if self._last_step is None:
-            self._last_step = max((line["step"] for line in self.read_metrics()), default=-1)
+            self._last_step = max(self.recorded_steps(), default=-1)
         if step <= self._last_step:
             raise ValueError(
                 f"step {step} cannot be logged after step {self._last_step}: a step is logged once, with all its metrics"
@@ -118,9 +132,39 @@ class RunDirectory:
         self._append(self.metrics_file, json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n")
         self._last_step = step
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl, in order; a line that a crash left unfinished is passed over."""
-        return [values for values, _ in self._lines() if values is not None]
+    def sync_metrics(self) -> None:
+        """Wait until all lines will survive a power cut: before a checkpoint counts that was written after them."""
+        with named_disk_errors(self.metrics_file):
+            for path in (self.metrics_file, self.path):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                except OSError as error:
+                    # Some network file systems cannot sync a folder; their servers keep its order themselves.
+                    if path.is_file() or error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                        raise
+                finally:
+                    os.close(descriptor)
+
+    def _missing_before(self, step: int) -> list[int]:
+        if not any(self.checkpoints.glob("global_step_*")):
+            return []  # what is resumed was done, and recorded, in another directory
+        recorded = self.recorded_steps()
+        return [earlier for earlier in range(1, step + 1) if earlier not in recorded]
+
+    def read_metrics(self, wanted: Callable[[str], bool] = lambda name: True) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl, in order; a line that a crash left unfinished is passed over.
+
+        Args:
+            wanted: which names to keep besides "step". The lines of a long run are large: who reads them while it goes on
+                keeps few.
+        """
+        lines = (values for values, _ in self._lines() if values is not None)
+        return [{sys.intern(k): v for k, v in line.items() if k == "step" or wanted(k)} for line in lines]
+
+    def recorded_steps(self) -> set[int]:
+        """The steps that have their line."""
+        return {line["step"] for line in self.read_metrics(lambda name: False)}
 
     def write_samples(
         self,
@@ -225,11 +269,13 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def _json_line(row: dict[str, Any]) -> str:
-    """Strict JSON: a number that is not finite becomes null."""
+    """Strict JSON in UTF-8: a number that is not finite becomes null, half a character an escape."""
     text = json.dumps(row, ensure_ascii=False, default=_plain)
     if "NaN" in text or "Infinity" in text:
         text = json.dumps(json.loads(text, parse_constant=lambda name: None), ensure_ascii=False)
-    return text
+    return text.encode(
+        "utf-8", "backslashreplace"
+    ).decode()  # a lone surrogate's escape is the one that JSON has for it
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,11 @@ from quadriga.tracking.events import Event
 
 REWARD = "critic/score/mean"
 ACCURACY = "reward/correct"
-THROUGHPUT = "perf/throughput"
+THROUGHPUT = "perf/total_throughput"
+SPEEDS = (THROUGHPUT, "train/tokens_per_s")
 STEP_SECONDS = "timing_s/step"
+MAIN_METRICS = {REWARD: "reward", ACCURACY: "accuracy", "train/loss": "loss", "train/accuracy": "accuracy"}
+"""What a viewer draws first, of those that a run records: name → label."""
 _VALIDATION_ACCURACY = re.compile(r"val/(?P<source>.+)/acc/mean@(?P<n>\d+)")
 _RECENT_STEPS = 20
 
@@ -41,8 +44,8 @@ class RunState:
     total_steps: int | None = None
     step: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
-    accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
+    histories: dict[str, deque[float]] = field(default_factory=dict)
+    """The course of each of the main metrics."""
     validations: dict[str, Validation] = field(default_factory=dict)
     open_phases: list[str] = field(default_factory=list)
     status: str = ""
@@ -75,9 +78,9 @@ class RunState:
         else:
             self.metrics = values
         self._steps_ended.append(event["time"])
-        for history, name in ((self.rewards, REWARD), (self.accuracies, ACCURACY)):
+        for name in MAIN_METRICS:
             if (value := values.get(name)) is not None:
-                history.append(value)
+                self.histories.setdefault(name, deque(maxlen=4096)).append(value)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -112,6 +115,11 @@ def validation_accuracies(metrics: dict[str, Any]) -> dict[str, float]:
             if source not in found or n > found[source][0]:
                 found[source] = (n, value)
     return {source: value for source, (_, value) in found.items()}
+
+
+def is_validation_accuracy(name: str) -> bool:
+    """Whether `validation_accuracies` looks at the metric."""
+    return _VALIDATION_ACCURACY.fullmatch(name) is not None
 
 
 def sparkline(values: Iterable[float], width: int) -> str:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quadriga.atomic_file import write_atomically
 from quadriga.errors import ConfigError
-from quadriga.tracking.atomic_file import write_atomically
 from quadriga.tracking.run_directory import RunDirectory
 
 
@@ -167,20 +167,26 @@ def check_sinks(names: Iterable[str]) -> None:
     Raises:
         ConfigError: unknown, with the known names; or its package is missing, with the command that installs it.
     """
+    for what, fix in sink_problems(names):
+        raise ConfigError(what, fix)
+
+
+def sink_problems(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Why names of `trainer.logger` cannot work on this machine, each with its fix."""
     for name in names:
         if name not in SINKS:
             near = difflib.get_close_matches(name, SINKS, n=1)
-            raise ConfigError(
+            yield (
                 f"trainer.logger has the unknown sink {name!r}.",
                 (f"did you mean {near[0]!r}? " if near else "") + f"known sinks: {', '.join(SINKS)}",
             )
-        if SINKS[name] is not None and importlib.util.find_spec(name) is None:
-            raise ConfigError(
+        elif SINKS[name] is not None and importlib.util.find_spec(name) is None:
+            yield (
                 f"trainer.logger has {name}, but the package {name} is not installed.",
                 f"pip install 'quadriga[{name}]', or take {name} out of trainer.logger",
             )
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI") and not importlib.util.find_spec("sqlalchemy"):
-        raise ConfigError(
+        yield (
             "trainer.logger has mlflow, but no server is set, and the slim MLflow package cannot store runs itself.",
             "set MLFLOW_TRACKING_URI=http://… to your server, or pip install mlflow to keep runs in a local file",
         )

@@ -6,7 +6,8 @@ directory, and prints the summary, the accuracy curve, and three questions befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -15,17 +16,27 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from quadriga.tracking.atomic_file import write_atomically
+from quadriga.atomic_file import write_atomically
 from quadriga.tracking.before_after import BeforeAfter, before_after_of_run, shortened, show_before_after
 from quadriga.tracking.curves import Panel, run_panels
 from quadriga.tracking.durations import in_words
+from quadriga.tracking.metric_names import METRICS
 from quadriga.tracking.png_plot import write_png
 from quadriga.tracking.run_directory import RunDirectory
-from quadriga.tracking.run_state import REWARD, STEP_SECONDS, THROUGHPUT, validation_accuracies
+from quadriga.tracking.run_state import (
+    ACCURACY,
+    REWARD,
+    STEP_SECONDS,
+    THROUGHPUT,
+    is_validation_accuracy,
+    validation_accuracies,
+)
 from quadriga.tracking.svg_plot import render_svg
 from quadriga.tracking.terminal_chart import draw_chart
 
 _COUNTED_SECONDS = (STEP_SECONDS, "timing_s/testing", "timing_s/save_checkpoint")
+_SUPERVISED = ("val/loss", "val/accuracy", "train/loss", "train/accuracy")
+_TOLD = {REWARD, ACCURACY, THROUGHPUT, "perf/total_num_tokens", *_COUNTED_SECONDS, *_SUPERVISED}
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,8 @@ class RunSummary:
 
     Attributes:
         accuracies: held-out accuracy by data source, at the first and the last validation.
+        supervised: loss and accuracy of a supervised run, training and held-out: label → first and last value, each a mean of
+            some steps in training; empty for other runs.
         reward: mean of the first and of the last steps (a tenth of them, ten at most), None without steps.
         seconds: spent in steps, validations and checkpoints.
         tokens_per_second: over the whole run; None if no tokens were counted.
@@ -45,42 +58,76 @@ class RunSummary:
     tokens_per_second: float | None
     accuracies: dict[str, tuple[float, float]]
     reward: tuple[float, float] | None
+    supervised: dict[str, tuple[float, float]] = field(default_factory=dict)
+    validations: int = 0
     model_path: Path | None = None
     pictures: tuple[Path, ...] = ()
 
     @property
     def headline(self) -> str:
         """One line: `held-out accuracy 41.0% → 92.3% · 120 steps in 1 min 42 s`."""
-        parts = [f"{_accuracy_label(s, self)} {a:.1%} → {b:.1%}" for s, (a, b) in self.accuracies.items()]
+        once = self.validations == 1  # nothing to compare with
+        parts = [
+            f"{_accuracy_label(s, self)} {b:.1%}" if once else f"{_accuracy_label(s, self)} {a:.1%} → {b:.1%}"
+            for s, (a, b) in self.accuracies.items()
+        ]
         if not parts and self.reward:
             parts = [f"reward {self.reward[0]:.3g} → {self.reward[1]:.3g}"]
+        if not parts:
+            parts = [f"{label} {a:.3g} → {b:.3g}" for label, (a, b) in list(self.supervised.items())[:2]]
         return " · ".join([*parts, f"{self.steps:,} steps in {in_words(self.seconds)}"])
 
 
 def summarize(run_directory: RunDirectory, model_path: str | Path | None = None) -> RunSummary:
     """The summary of what metrics.jsonl holds, also of a run that is not over."""
-    lines = run_directory.read_metrics()
+    lines = run_directory.read_metrics(_is_told)
     steps = [line for line in lines if line["step"] > 0]
     accuracies: dict[str, tuple[float, float]] = {}
     for line in lines:
         for source, accuracy in validation_accuracies(line).items():
             accuracies[source] = (accuracies.get(source, (accuracy, accuracy))[0], accuracy)
     rewards = [line[REWARD] for line in steps if line.get(REWARD) is not None]
-    few = max(min(len(rewards) // 10, 10), 1)
     return RunSummary(
         name=f"{run_directory.path.parent.name} / {run_directory.path.name}",
         steps=len(steps),
         seconds=_seconds(lines),
         tokens_per_second=_tokens_per_second(steps),
         accuracies=accuracies,
-        reward=(fmean(rewards[:few]), fmean(rewards[-few:])) if rewards else None,
+        reward=_first_and_last(rewards),
+        supervised={
+            METRICS[name].label: ends
+            for name in _SUPERVISED
+            if (ends := _first_and_last([line[name] for line in steps if line.get(name) is not None]))
+        },
+        validations=sum(bool(validation_accuracies(line)) for line in lines),
         model_path=None if model_path is None else Path(model_path),
     )
 
 
+@functools.cache
+def _is_told(name: str) -> bool:
+    """Whether a summary or a curve is made from this metric."""
+    return name in _TOLD or is_validation_accuracy(name)
+
+
+def _first_and_last(values: list[float]) -> tuple[float, float] | None:
+    """Mean of the first and of the last tenth of them, ten at most."""
+    few = max(min(len(values) // 10, 10), 1)
+    return (fmean(values[:few]), fmean(values[-few:])) if values else None
+
+
+def write_page(run_directory: RunDirectory) -> None:
+    """`summary.html` of a run that goes on."""
+    summary, panels = summarize(run_directory), run_panels(run_directory.read_metrics(_is_told))
+    if panels:
+        svg = render_svg(panels, summary.name, summary.headline)
+        page = _page(summary, svg, before_after_of_run(run_directory))
+        write_atomically(run_directory.path / "summary.html", page.encode())
+
+
 def write_pictures(run_directory: RunDirectory, summary: RunSummary, pairs: list[BeforeAfter]) -> list[Path]:
     """`curves.svg`, `summary.html` and, with matplotlib, `curves.png`; returns what was written, best to look at first."""
-    panels = run_panels(run_directory.read_metrics())
+    panels = run_panels(run_directory.read_metrics(_is_told))
     if not panels:
         return []
     svg = render_svg(panels, summary.name, summary.headline)
@@ -111,7 +158,7 @@ def report(
     summary = summarize(run_directory, model_path)
     pairs = before_after_of_run(run_directory)
     summary = replace(summary, pictures=tuple(write_pictures(run_directory, summary, pairs)))
-    show_summary(summary, run_panels(run_directory.read_metrics()), console)
+    show_summary(summary, run_panels(run_directory.read_metrics(_is_told)), console)
     if pairs:
         console.print()
         show_before_after(pairs, console)
@@ -120,9 +167,15 @@ def report(
 
 def _facts(summary: RunSummary) -> list[tuple[str, str]]:
     facts = [
-        (_accuracy_label(source, summary), f"{first:.1%} → {last:.1%}  ({(last - first) * 100:+.1f} points)")
+        (
+            _accuracy_label(source, summary),
+            f"{last:.1%}"
+            if summary.validations == 1
+            else f"{first:.1%} → {last:.1%}  ({(last - first) * 100:+.1f} points)",
+        )
         for source, (first, last) in summary.accuracies.items()
     ]
+    facts += [(label, f"{first:.3f} → {last:.3f}") for label, (first, last) in summary.supervised.items()]
     if summary.reward:
         facts.append(("reward", f"{summary.reward[0]:.3f} → {summary.reward[1]:.3f}"))
     speed = "" if summary.tokens_per_second is None else f" · {summary.tokens_per_second:,.0f} tokens/s"

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from quadriga.tracking.alarms import Alarms
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.metric_values import plain_metrics
 from quadriga.tracking.run_directory import RunDirectory
+from quadriga.tracking.run_record import RunRecord
 from quadriga.tracking.sinks import Sink, SinkSetup, check_sinks, open_sinks
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 30.0
 _GIVE_UP_AFTER = 3
+_PAGE_EVERY_S = 30.0
 
 
 class Tracking:
@@ -43,17 +46,26 @@ class Tracking:
         self.run_directory = run_directory
         self.events = events if events is not None else EventLog()
         self._warned: set[str] = set()
+        self._next_page = 0.0
         plain = asdict(config)
         trainer = config.trainer
         check_sinks(trainer.logger)
-        run_directory.begin(resumed_step)
+        if missing := run_directory.begin(resumed_step):
+            self._warn(
+                f"{run_directory.metrics_file} lacks {len(missing)} of the {resumed_step} steps that were done, the first is "
+                f"step {missing[0]}: it was cut or changed after they were recorded. The weights have them; curves and "
+                "summaries do not"
+            )
         try:
             run_directory.write_config(plain)
+            self._alarms = Alarms(run_directory.read_metrics())
             setup = SinkSetup(run_directory, trainer.project_name, trainer.experiment_name, plain, resumed_step)
             self._sinks = [_Background(n, s, self._warn) for n, s in open_sinks(trainer.logger, setup).items()]
+            self._record = RunRecord(run_directory.path, config)
         except BaseException:
             run_directory.close()
             raise
+        self._stop_listening = self.events.listen(self._record.take)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record all metrics of a step. A value that is not a finite number becomes null, with a warning.
@@ -63,6 +75,7 @@ class Tracking:
         """
         now = time.time()
         values, problems = plain_metrics(metrics)
+        values |= self._alarms.metrics_of(step, values)
         self.run_directory.append_metrics(step, values, now)
         for name, problem in problems.items():
             if name not in self._warned:
@@ -71,13 +84,18 @@ class Tracking:
         finite = {name: value for name, value in values.items() if value is not None}
         for sink in self._sinks:
             sink.log(step, finite)
+        for alarm in self._alarms.raised:
+            self.events.append("alarm", {"step": step, "name": alarm.name, "text": alarm.text, "look": alarm.look})
         self.events.append("step", {"step": step, "metrics": values})
+        self._write_page()
 
     def close(self, failed: bool = False) -> None:
         """Let the sinks finish, for half a minute at most, and give the run directory back."""
         for sink in self._sinks:
             sink.close(failed)
         self._sinks = []
+        self._stop_listening()
+        self._record.close()
         self.run_directory.close()
 
     def __enter__(self) -> Tracking:
@@ -85,6 +103,20 @@ class Tracking:
 
     def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
         self.close(failed=error_type is not None)
+
+    def _write_page(self) -> None:
+        """`summary.html`, from the first step on; renewed so seldom that it takes less than a hundredth of the time."""
+        began = time.monotonic()
+        if began < self._next_page:
+            return
+        from quadriga.tracking.summary import write_page
+
+        try:
+            write_page(self.run_directory)
+        except OSError as error:  # a picture is no reason to end a run
+            _LOG.warning("summary.html cannot be written: %s", error.strerror)
+        now = time.monotonic()
+        self._next_page = now + max(_PAGE_EVERY_S, 100 * (now - began))
 
     def _warn(self, text: str) -> None:
         _LOG.warning("%s", text)

@@ -15,6 +15,9 @@ DEFAULT_ENV_VARS = {
     "VLLM_DISABLE_COMPILE_CACHE": "1",
     "HCCL_HOST_SOCKET_PORT_RANGE": "auto",
     "HCCL_NPU_SOCKET_PORT_RANGE": "auto",
+    # glibc gives threads heaps of their own, eight for each core; what one of them freed is of no use to the others, and a
+    # worker with dozens of threads grows by that for hundreds of steps.
+    "MALLOC_ARENA_MAX": "4",
 }
 
 RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"

@@ -6,24 +6,34 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import hydra
 
-from quadriga.config.load import load_config
+from quadriga.config.command_line import compose_file, take_file
+from quadriga.config.load import load_config, screen_overrides
 from quadriga.config.needs import need_critic, need_reference_policy
 from quadriga.config.placement import placement_of
+from quadriga.config.run_name import with_run_name
 from quadriga.config.schema import Config
-from quadriga.errors import QuadrigaError, WorkerError
-from quadriga.tracking.sinks import check_sinks
+from quadriga.errors import QuadrigaError, WorkerError, run_command
+from quadriga.tracking.steady_output import steady_output
+from quadriga.trainer.before_start import problems_here
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.device import auto_set_device
+from quadriga.trainer.kernel_cache import TRITON_CACHE, kernel_cache
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers.callers_folder import CALLERS_FOLDER, enter_callers_folder
 
+if TYPE_CHECKING:
+    from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
+    from quadriga.trainer.ppo.run_parts import RunParts
+
 RESTART_WAIT_S = 60.0
 """After workers have died, the cluster gets so long to give their slots back, or to bring a new node."""
+VERL_ALIAS = "QUADRIGA_COMPAT_VERL"
+"""Set where `import verl` means Quadriga (`quadriga.compat.verl`); the run's other processes must know it too."""
 PREPARATION = "quadriga.workers.warm_up:warm_up"
 """What the workers' processes do while the driver reads the data."""
 
@@ -34,6 +44,7 @@ def main(config: Any) -> None:
     run_ppo(config)
 
 
+@steady_output()
 def run_ppo(config: Any, task_runner_class: Any = None) -> None:
     """Run a whole training job; returns when it is done, raises what stopped it.
 
@@ -44,13 +55,20 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         config: an OmegaConf `DictConfig` (or a dict, or a typed `Config`); absent keys take their defaults.
         task_runner_class: a class like `TaskRunner`, plain or made by `ray.remote`, that conducts the run instead of it.
     """
-    checked = load_config(config)
-    check_sinks(checked.trainer.logger)
-    from quadriga.trainer.watching import conclude, watch, watch_here
+    checked = load_config(config, also_check=problems_here)
+    with kernel_cache(checked):
+        _conduct(config, checked, task_runner_class or TaskRunner)
 
+
+def _conduct(config: Any, checked: Config, runner_class: Any) -> None:
+    """Start Ray if need be, and the runner, and watch it to its end."""
+    from quadriga.trainer.watching import SAME_COMMAND, ClusterGone, conclude, say_new_name, watch, watch_here
+
+    say_new_name(config, checked)
+    config = checked if isinstance(config, Config) else with_run_name(config, checked.trainer.experiment_name or "")
     if checked.trainer.executor == "local":
-        watch_here((task_runner_class or TaskRunner)(), config)
-        conclude(checked)
+        if watch_here(runner_class(), config, checked):
+            conclude(checked)
         return
     import ray
 
@@ -59,10 +77,11 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
         from quadriga.controller.start_ray import start_ray
 
         start_ray({**checked.ray_kwargs.ray_init, "runtime_env": runtime_env})
-    runner = _start_runner(task_runner_class or TaskRunner, runtime_env)
+    runner = _start_runner(runner_class, runtime_env)
+    answers = True
     try:
-        watch(runner, runner.run.remote(config), show="console" in checked.trainer.logger)
-        conclude(checked)
+        if watch(runner, runner.run.remote(config), checked):
+            conclude(checked)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, QuadrigaError):
             raise error.cause from None
@@ -70,11 +89,15 @@ def run_ppo(config: Any, task_runner_class: Any = None) -> None:
     except ray.exceptions.ActorDiedError as error:
         raise WorkerError(
             f"the process that steers the run died: {' '.join(str(error).split())}",
-            "the same command goes on after the last checkpoint; what it said last is above, and in Ray's logs",
+            SAME_COMMAND,
         ) from None
+    except ClusterGone:
+        answers = False
+        raise
     finally:
-        ray.kill(runner)
-        if checked.ray_kwargs.timeline_json_file:
+        if answers:
+            ray.kill(runner)
+        if answers and checked.ray_kwargs.timeline_json_file:
             ray.timeline(filename=checked.ray_kwargs.timeline_json_file)
 
 
@@ -85,7 +108,9 @@ class TaskRunner:
         from quadriga.tracking.events import EventLog
 
         self.events = EventLog()
-        self.trainer: Any = None
+        self.trainer: RayPPOTrainer | None = None
+        """Who trains now, or gets ready to."""
+        self.worker_group_cls: Any = None
         self.role_worker_mapping: dict[Role, Any] = {}
         self.mapping: dict[Role, str] = {}
 
@@ -123,6 +148,13 @@ class TaskRunner:
 
             self._add(config, Role.RewardModel, RewardModelWorker)
 
+    def add_teacher_worker(self, config: Any) -> None:
+        """The teachers that are local models, in the reference's pool or in their own."""
+        if str(Role.Teacher) in placement_of(config).role_pool:
+            from quadriga.workers import TeacherWorker
+
+            self._add(config, Role.Teacher, TeacherWorker)
+
     def add_ref_policy_worker(self, config: Any, ref_policy_cls: Any) -> None:
         """The reference policy, where a KL term needs one. With LoRA the actor without its adapter is the reference."""
         if need_reference_policy(config) and config.actor_rollout_ref.model.lora_rank == 0:
@@ -158,87 +190,92 @@ class TaskRunner:
         """Events of the run since `cursor`, and the cursor for the next call; answered while `run` is running."""
         return self.events.since(cursor)
 
-    def run(self, config: Any) -> None:
-        """Check, place and start everything, train, and leave nothing behind."""
+    def run(self, config: Any) -> bool:
+        """Check, place and start everything, train, and leave nothing behind. False: nothing was left to do."""
+        from quadriga.controller.calls import WorkersDied
+        from quadriga.trainer.ppo.restarts import require_all_steps
+        from quadriga.trainer.ppo.run_parts import run_parts
+
         enter_callers_folder()
         config = load_config(config)
         self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
-        first_pools = self.init_resource_pool_mgr(config)
-        first_pools.check_resources()  # before anything expensive
-        if config.trainer.executor == "ray":
-            first_pools.start_early(PREPARATION)  # they import while this process reads the data
-        try:
-            self._run(config, first_pools)
-        finally:
-            first_pools.shutdown()
+        with self.first_pools(config) as pools, run_parts(config, self.say) as parts:
+            if parts.nothing_left:
+                self.say(parts.nothing_left)
+                return False
+            while True:
+                trainer = None
+                try:
+                    with self.trainer_of(parts, pools) as trainer:
+                        trainer.fit()
+                        require_all_steps(trainer, parts.first.step if parts.first else 0)
+                        return True
+                except WorkersDied as death:
+                    parts.go_on_after(death, trainer)
 
-    def _run(self, config: Config, first_pools: Any) -> None:
-        from quadriga.checkpoint.store import CheckpointStore
-        from quadriga.data import create_rl_dataset
-        from quadriga.models.load import load_tokenizer
-        from quadriga.rewards import check_sources, has_scorers, load_reward_manager, open_pool
-        from quadriga.tracking.run_directory import RunDirectory
+    @contextmanager
+    def first_pools(self, config: Config) -> Iterator[Any]:
+        """The roles of the run, and the pools of its first workers, whose processes import while this one reads the data."""
+        pools = self.init_resource_pool_mgr(config)
+        pools.check_resources()  # before anything expensive
+        if config.trainer.executor == "ray":
+            pools.start_early(PREPARATION)
+        try:
+            actor_rollout_cls, self.worker_group_cls = self.add_actor_rollout_worker(config)
+            self.add_rollout_worker(config)
+            self.add_critic_worker(config)
+            self.add_reward_model_worker(config)
+            self.add_ref_policy_worker(config, actor_rollout_cls)
+            self.add_teacher_worker(config)
+            yield pools
+        finally:
+            pools.shutdown()
+
+    @contextmanager
+    def trainer_of(self, parts: RunParts, pools: Any) -> Iterator[RayPPOTrainer]:
+        """A trainer with workers of its own, at the step that the run goes on after; they are gone afterwards."""
+        from quadriga.rewards import load_reward_manager, open_pool
+        from quadriga.trainer.ppo.episodes import Episodes
         from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
-        from quadriga.trainer.ppo.restarts import Restarts, train_to_the_end
         from quadriga.trainer.report import describe_workers
 
-        actor_rollout_cls, worker_group_cls = self.add_actor_rollout_worker(config)
-        self.add_rollout_worker(config)
-        self.add_critic_worker(config)
-        self.add_reward_model_worker(config)
-        self.add_ref_policy_worker(config, actor_rollout_cls)
-        model, data = config.actor_rollout_ref.model, config.data
-        tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
-        train_dataset = create_rl_dataset(data.train_files, data, tokenizer, None, True, data.train_max_samples)
-        val_dataset = create_rl_dataset(data.val_files, data, tokenizer, None, False, data.val_max_samples)
-        uses_function = not config.reward_model.enable or config.custom_reward_function.path is not None
-        scored = [*getattr(train_dataset, "sources", ()), *getattr(val_dataset, "sources", ())] if uses_function else []
-        check_sources(config, scored)
-        validates_by_function = uses_function or has_scorers(config, getattr(val_dataset, "sources", ()))
-        directory = RunDirectory(config.trainer.default_local_dir)
-        directory.lock()  # from here on nobody else writes checkpoints into it, or deletes any
-        checkpoints = CheckpointStore(directory.checkpoints, config.trainer.max_actor_ckpt_to_keep)
-
-        @contextmanager
-        def attempt(found: Any, restarts: Restarts) -> Iterator[RayPPOTrainer]:
-            """All that a run consists of, made anew, at the step of the checkpoint `found`."""
-            resumed_step = found.step if found else -1 if restarts.deaths else None
-            pools = first_pools
-            if restarts.deaths:  # the slots of the workers that are gone come back a little later
-                pools = self.init_resource_pool_mgr(config)
-                pools.wait_s = max(pools.wait_s, RESTART_WAIT_S)
-            with open_pool(config) as pool:
-                function = load_reward_manager(config, tokenizer, 0, pool=pool)
-                trainer = self.trainer = RayPPOTrainer(
-                    config=config,
-                    tokenizer=tokenizer,
-                    role_worker_mapping=self.role_worker_mapping,
-                    resource_pool_manager=pools,
-                    ray_worker_group_cls=worker_group_cls,
-                    reward_fn=function if uses_function else None,
-                    val_reward_fn=function if validates_by_function else None,
-                    train_dataset=train_dataset,
-                    val_dataset=val_dataset,
-                    tracking=Journal(config, directory, self.events, resumed_step),
-                    checkpoints=checkpoints,
-                    restarts=restarts,
-                )
+        config = parts.config
+        if parts.restarts.deaths:  # the slots of the workers that are gone come back a little later
+            pools = self.init_resource_pool_mgr(config)
+            pools.wait_s = max(pools.wait_s, RESTART_WAIT_S)
+        with open_pool(config) as pool, ExitStack() as opened:
+            pool.check_row(parts.train_dataset[0])
+            function = load_reward_manager(config, parts.tokenizer, 0, pool=pool)
+            datasets = (parts.train_dataset, parts.val_dataset)
+            episodes = Episodes.of(config, parts.tokenizer, datasets, str(parts.directory.logs / "agents.log"))
+            if episodes is not None:
+                opened.callback(episodes.close)
+            trainer = self.trainer = RayPPOTrainer(
+                config=config,
+                tokenizer=parts.tokenizer,
+                role_worker_mapping=self.role_worker_mapping,
+                resource_pool_manager=pools,
+                ray_worker_group_cls=self.worker_group_cls,
+                reward_fn=function if parts.uses_function else None,
+                val_reward_fn=function if parts.validates_by_function else None,
+                train_dataset=parts.train_dataset,
+                val_dataset=parts.val_dataset,
+                tracking=Journal(config, parts.directory, self.events, parts.resumed_step),
+                checkpoints=parts.checkpoints,
+                restarts=parts.restarts,
+                episodes=episodes,
+            )
+            with trainer.watchdog():
                 try:
                     self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
-                    if found:
-                        trainer.resume(found)
-                    # A debugger stops a local run on purpose.
-                    with nullcontext() if config.trainer.executor == "local" else trainer.watchdog():
-                        yield trainer
+                    if parts.start:
+                        trainer.resume(parts.start)
+                    yield trainer
                 finally:
                     trainer.shutdown()
-
-        try:
-            found = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
-            train_to_the_end(attempt, checkpoints, found, Restarts(config.trainer.max_restarts, self.say))
-        finally:
-            directory.unlock()
+                    with trainer.watched("shutdown"):
+                        pool.close()  # here, not where its block ends: the watchdog still sees it
 
     def _add(self, config: Any, role: Role, worker_class: Any) -> None:
         self.role_worker_mapping[role] = worker_class
@@ -251,6 +288,10 @@ def _runtime_env(config: Config) -> dict[str, Any]:
     if config.transfer_queue.enable:
         runtime_env["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
     runtime_env["env_vars"][CALLERS_FOLDER] = os.getcwd()
+    if VERL_ALIAS in os.environ:
+        runtime_env["env_vars"][VERL_ALIAS] = os.environ[VERL_ALIAS]
+    if TRITON_CACHE in os.environ:
+        runtime_env["env_vars"][TRITON_CACHE] = os.environ[TRITON_CACHE]
     user = dict(config.ray_kwargs.ray_init.get("runtime_env") or {})
     env_vars = {**runtime_env["env_vars"], **{k: str(v) for k, v in (user.pop("env_vars", None) or {}).items()}}
     return {**runtime_env, **user, "env_vars": env_vars}
@@ -273,17 +314,34 @@ def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
 
 def command(arguments: list[str]) -> int:
     """`main` for a command line: exit code 0, or 1 after printing what went wrong (with the stack under `--debug`)."""
-    from quadriga.cli import run_command
-
     return run_command(_run_hydra, arguments)
 
 
 def _run_hydra(arguments: list[str]) -> int:
-    from quadriga.config.load import screen_overrides
+    arguments = screen_overrides(arguments, also_check=problems_here)
+    file, rest = take_file(arguments)
+    if file is not None:
+        config = compose_file(file, rest)
+        auto_set_device(config)
+        run_ppo(config)
+        return 0
+    raised: list[BaseException] = []
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach run_command instead of being printed by Hydra
-    sys.argv = [sys.argv[0], *screen_overrides(arguments)]
-    main()
+    @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
+    def job(config: Any) -> None:
+        """Hydra would print a line of its own above an error that goes through it, so none does."""
+        if not raised:  # else an earlier job of a sweep has failed
+            try:
+                auto_set_device(config)
+                run_ppo(config)
+            except BaseException as error:
+                raised.append(error)
+
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra's own errors reach run_command
+    sys.argv = [sys.argv[0], *arguments]
+    job()
+    if raised:
+        raise raised[0]
     return 0
 
 

@@ -2,25 +2,73 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from quadriga.config.run_name import is_new
 from quadriga.config.schema import Config
+from quadriga.errors import WorkerError
 
 POLL_S = 0.3
 STOP_GRACE_S = 3.0
+PULSE_S, GONE_S = 2.0, 25.0
+"""The head of the cluster is looked for so often. Some clusters restart theirs; Ray ends this process after 60 s without it."""
 
 
-def watch(runner: Any, running: Any, show: bool = True) -> None:
-    """Wait for `running`, the call of `runner.run`, and with `show` tell the run's news meanwhile; raises what it raised.
+class ClusterGone(WorkerError):
+    """Ray itself has died: nothing can be asked of it any more."""
 
-    Ctrl-C, or SIGTERM as cluster schedulers send it, lets the step at hand end within a few seconds and be kept.
-    A user's own runner may lack `news` and `stop`.
+
+class Pulse:
+    """Whether the head of the cluster still listens.
+
+    Args:
+        address: host and port of Ray's GCS.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address, self._name = (host.strip("[]"), int(port)), address
+        self._heard = time.monotonic()
+        self._next = 0.0
+
+    def require(self) -> None:
+        """ClusterGone if it has not answered for `GONE_S`. Costs nothing but every `PULSE_S`."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + PULSE_S
+        try:
+            socket.create_connection(self._address, timeout=1.0).close()
+            self._heard = now
+        except OSError as error:
+            if now - self._heard > GONE_S:
+                raise ClusterGone(
+                    f"the head of the Ray cluster (GCS, {self._name}) is gone: {error.strerror or error}", SAME_COMMAND
+                ) from None
+
+
+SAME_COMMAND = (
+    "run the same command again: it goes on after the last checkpoint. Why Ray died may be in its logs and in `dmesg`"
+)
+
+
+def watch(runner: Any, running: Any, config: Config) -> bool:
+    """Wait for `running`, the call of `runner.run`, and tell the run's news meanwhile; raises what it raised.
+
+    Ctrl-C, or SIGTERM as cluster schedulers send it, lets the step at hand end within a few seconds and be kept; what was
+    kept, and the command that goes on from there, is said. A user's own runner may lack `news` and `stop`.
+
+    Returns:
+        whether anything was done; False for a run that had ended before.
     """
     import ray
 
@@ -28,10 +76,13 @@ def watch(runner: Any, running: Any, show: bool = True) -> None:
 
     cursor = 0
     done: list[Any] = []
-    with _sigterm_like_ctrl_c(), LiveView() if show and hasattr(runner, "news") else nullcontext() as view:
+    pulse = Pulse(ray.get_runtime_context().gcs_address)
+    show = "console" in config.trainer.logger and hasattr(runner, "news")
+    with _sigterm_like_ctrl_c(), LiveView() if show else nullcontext() as view:
         try:
             while not done:
                 done, _ = ray.wait([running], timeout=POLL_S)
+                pulse.require()
                 if view is None:
                     continue
                 with suppress(ray.exceptions.RayError):  # busy or gone: what it has to say comes with the result
@@ -42,8 +93,47 @@ def watch(runner: Any, running: Any, show: bool = True) -> None:
                 print("stopping: a checkpoint is written if this step ends within a few seconds", file=sys.stderr)
                 runner.stop.remote()
                 ray.wait([running], timeout=STOP_GRACE_S)
+            print(how_to_go_on(config), file=sys.stderr)
             raise
-    ray.get(running)
+    return ray.get(running) is not False
+
+
+def how_to_go_on(config: Any) -> str:
+    """After an interruption: the newest checkpoint of the run, and the command that goes on after it."""
+    from quadriga.checkpoint.store import CheckpointStore
+
+    folder = Path(config.trainer.default_local_dir).expanduser()
+    newest = CheckpointStore(folder / "checkpoints").checkpoints()[:1]
+    if not newest:
+        return f"no checkpoint was written yet; {folder} has what was recorded"
+    command = command_line()
+    needs = {"trainer.experiment_name": config.trainer.experiment_name, "trainer.resume_mode": "auto"}
+    if config.trainer.resume_mode == "auto":
+        del needs["trainer.resume_mode"]
+    given = [f"{key}={value}" for key, value in needs.items() if f"{key}={value}" not in command]
+    again = shlex.join([*command, *given]) if command else f"the same program with {' '.join(given)}"
+    return f"the checkpoint of step {newest[0].step} is {newest[0].path}\ngo on from there with: {again}"
+
+
+def command_line() -> list[str]:
+    """The command of this process as its user wrote it; empty where it is a program of the user's own."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    words = sys.orig_argv[1:]
+    if module is not None and module.name.startswith("quadriga."):
+        place = next((k for k, word in enumerate(words) if word == "-m" or word.startswith("-m")), None)
+        return [] if place is None else ["python", *words[place:]]
+    place = next((k for k, word in enumerate(words) if Path(word).name == "quadriga"), None)
+    return [] if place is None else ["quadriga", *words[place + 1 :]]
+
+
+def say_new_name(given: Any, config: Config) -> None:
+    """Say what a run is called that its user gave no name: the next one will have another."""
+    if "console" in config.trainer.logger and not isinstance(given, Config) and is_new(given):
+        print(
+            f"a new run in {config.trainer.default_local_dir}; the same command starts another one. "
+            "With trainer.experiment_name=NAME it goes on where it was",
+            flush=True,
+        )
 
 
 @contextmanager
@@ -58,14 +148,18 @@ def _sigterm_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def watch_here(runner: Any, config: Any) -> None:
+def watch_here(runner: Any, config: Any, checked: Config) -> bool:
     """The same for a runner in this process: its news are shown as they come."""
     from quadriga.tracking.console import LiveView
     from quadriga.tracking.events import EventLog
 
     with LiveView(live=False) as view:  # lines, not a panel: a debugger shares this terminal
         runner.events = EventLog(listener=lambda event: view.update([event]))
-        runner.run(config)
+        try:
+            return runner.run(config) is not False
+        except KeyboardInterrupt:
+            print(how_to_go_on(checked), file=sys.stderr)
+            raise
 
 
 def conclude(config: Config) -> None:

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from quadriga.workers.critic import CriticWorker
     from quadriga.workers.reward_model import RewardModelWorker
     from quadriga.workers.rollout import RolloutWorker
+    from quadriga.workers.teacher import TeacherWorker
 
-__all__ = ["ActorRolloutRefWorker", "CriticWorker", "RewardModelWorker", "RolloutWorker"]
+__all__ = ["ActorRolloutRefWorker", "CriticWorker", "RewardModelWorker", "RolloutWorker", "TeacherWorker"]
 
 _LAZY = {
     "ActorRolloutRefWorker": "actor_rollout_ref",
     "CriticWorker": "critic",
     "RewardModelWorker": "reward_model",
     "RolloutWorker": "rollout",
+    "TeacherWorker": "teacher",
 }
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
-from quadriga.controller.remote_batch import RemoteBatch
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
 from quadriga.protocol import DataProto
 from quadriga.workers.callers_folder import enter_callers_folder
+from quadriga.workers.profiling import CallProfiler
 
 if TYPE_CHECKING:
     from quadriga.checkpoint.background import BackgroundWrite, WriteState
@@ -49,6 +50,16 @@ class RunWorker(Worker):
         super().__init__()
         enter_callers_folder()
         self.config, self.role = config, role
+        self._profiler = CallProfiler(config, role)
+
+    def around_call(self, method: str) -> AbstractContextManager[None]:
+        """What surrounds every call of this worker: its profile, in the steps that have one."""
+        return self._profiler.around(method)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def profile_step(self, step: int | None) -> None:
+        """The calls to come are of this step, whose profile is wanted; None: of no such step."""
+        self._profiler.begin_step(step, self.rank, self.device_name)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join(self) -> WorkerReport:
@@ -56,7 +67,10 @@ class RunWorker(Worker):
         import torch
         from transformers.utils import logging as transformers_logging
 
+        from quadriga.models.exact import set_exact
+
         transformers_logging.disable_progress_bar()
+        set_exact(self.config.trainer.deterministic == "exact")
         # What is drawn from the global stream (a new adapter's weights) is the same on every rank and in every run.
         torch.manual_seed(self.config.data.seed)
         self.use_own_device()
@@ -87,13 +101,10 @@ class RunWorker(Worker):
             )
         return dist.get_backend()
 
-    @register(dispatch_mode=Dispatch.RANK_ZERO, materialize_futures=False)
-    def compute(
-        self, function: Callable[..., Any], rows: RemoteBatch, arguments: dict[str, Any]
-    ) -> tuple[RemoteBatch, dict[str, float]]:
-        """`function(rows, **arguments)` on all rows at once; its new columns stay in the object store."""
-        columns, figures = function(rows.fetch(), **arguments)
-        return RemoteBatch.put(DataProto.from_dict(columns)) if columns else RemoteBatch(length=len(rows)), figures
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def compute(self, function: Callable[[DataProto], DataProto], rows: DataProto) -> DataProto:
+        """`function(rows)` on all rows at once."""
+        return function(rows)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def map_rows(self, function: Callable[[DataProto], DataProto], rows: DataProto) -> DataProto:
@@ -107,6 +118,18 @@ class LearningWorker(RunWorker):
     engine: Any
     _copied: dict[str, Any]
     _writing: BackgroundWrite
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_key(self, key: str, value: Any) -> None:
+        """Another value of a configuration key, from the next update on: the learning rate, the weight of a loss term."""
+        section, _, name = key.rpartition(".")
+        target: Any = self.config
+        for part in section.split("."):
+            target = getattr(target, part)
+        setattr(target, name, value)
+        schedule = self.engine.schedule
+        if schedule is not None:
+            schedule.move_to(schedule.step)  # its factor of this step, of the new learning rate
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def copy_checkpoint(self) -> int:

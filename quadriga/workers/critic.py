@@ -9,7 +9,7 @@ from quadriga.controller.dispatch import Dispatch, register
 from quadriga.protocol import DataProto
 from quadriga.workers.base import LearningWorker, named
 from quadriga.workers.losses import critic_loss
-from quadriga.workers.updates import mean_of, micro_batch_limits, mini_batches
+from quadriga.workers.updates import local_world_size, mean_of, micro_batch_limits, mini_batches, recomputes_activations
 
 
 class CriticWorker(LearningWorker):
@@ -28,7 +28,8 @@ class CriticWorker(LearningWorker):
             grad_clip=critic.grad_clip,
             total_steps=total_steps,
             device=self.device_name,
-            gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+            gradient_checkpointing=recomputes_activations(self.config, "critic", self.device_name, local_world_size()),
+            sequence_parallel=critic.ulysses_sequence_parallel_size,
             dump_dir=Path(self.config.trainer.default_local_dir) / "dumps",
         )
 
@@ -44,7 +45,9 @@ class CriticWorker(LearningWorker):
         parts = mini_batches(
             data, meta["mini_batches"], critic.ppo_epochs, critic.shuffle, self.config.data.seed + meta["step"]
         )
-        loss_fn = critic_loss(critic)
+        loss_fn = critic_loss(
+            critic, self.config.actor_rollout_ref.actor.loss_scale_factor or self.config.data.max_response_length
+        )
         told = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
         self.engine.end_step()
         return DataProto(meta_info={"metrics": named(mean_of(told), "critic")})

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
-from collections import deque
+from functools import partial
 from typing import Any
 
 from quadriga.config.schema import Config
+from quadriga.controller.call_record import CallMeter
+from quadriga.controller.device_gate import DEVICE_GATE
 from quadriga.controller.dispatch import Dispatch, register
-from quadriga.protocol import DataProto
-from quadriga.rollout.interface import Completion, WeightsEcho
+from quadriga.rollout.interface import Request, WeightsEcho
+from quadriga.rollout.service import Delivery, GenerationService
+from quadriga.rollout.set_service import FollowingService, LeadingService
 from quadriga.workers.base import RunWorker
-from quadriga.workers.rollout_rows import FinishedSample, longest, requests_of, rows_of
 from quadriga.workers.weight_push import PushedWeights, pulled
 
 
 class GeneratingWorker(RunWorker):
-    """A worker with a rollout engine."""
+    """A worker with a generation service. What the service does is asked for beside the worker's calls."""
 
-    rollout: Any
+    service: GenerationService
 
     def __init__(self, config: Config, role: str) -> None:
         super().__init__(config, role)
         self.policy_config = config.actor_rollout_ref
-        self._generation = 0
-        self._finished: deque[Completion] = deque()
+        self.set_size = self.policy_config.rollout.tensor_model_parallel_size
+        self._opening: Any = None
+        self._ranks: Any = None
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def open_set(self) -> Any:
+        """By the first of each tensor parallel set: where its members meet; the others have nothing to say."""
+        from quadriga.rollout.rank_set import SetOpening
+
+        if self.rank % self.set_size:
+            return None
+        self._opening = SetOpening(self.policy_config.nccl_timeout)
+        return self._opening.meeting
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def join_set(self, meeting: Any) -> None:
+        """Meet the other members."""
+        from quadriga.rollout.rank_set import RankSet
+
+        timeout_s = self.policy_config.nccl_timeout
+        self.use_own_device()
+        self._ranks = RankSet(self.rank % self.set_size, self.set_size, meeting, timeout_s, self.device_name)
+
+    def sharded_policy(self, whole: Any, buffers: Any = None) -> Any:
+        """This member's part of the policy, still without weights; `whole` is its outline."""
+        import torch
+
+        from quadriga.rollout.native.sharded import ShardedModel
+
+        dtype = self.rollout_dtype or torch.float32
+        return ShardedModel(whole, self._ranks, self.device_name, dtype, buffers).module
 
     def load_tokenizer(self) -> Any:
         from quadriga.models.load import load_tokenizer
@@ -39,10 +70,12 @@ class GeneratingWorker(RunWorker):
 
         model = replace(self.policy_config.model, lora_rank=0)
         module = load_policy(model, trainable=False).huggingface
+        if not self.generates_with_module:
+            return module  # for its configuration alone
         if self.rollout_dtype is None:
             return module.to(self.device_name)
         from quadriga.models.blank_copy import blank_copy
-        from quadriga.rollout.native.weights import copy_weights
+        from quadriga.rollout.weights import copy_weights
 
         whole = blank_copy(module, self.device_name, self.rollout_dtype)
         copy_weights(whole, module.named_parameters())
@@ -55,97 +88,98 @@ class GeneratingWorker(RunWorker):
 
         return None if self.device_name == "cpu" else torch.bfloat16
 
-    def start_rollout(self, module: Any, tokenizer: Any) -> None:
-        """Make the engine that generates with `module`."""
+    @property
+    def generates_with_module(self) -> bool:
+        """Whether the engine computes with a module of ours, or has a model of its own."""
+        return self.policy_config.rollout.name == "native"
+
+    def start_service(self, module: Any, tokenizer: Any) -> None:
+        """Make the engine that generates with `module`, or with a model of its own like it, and the service around it."""
+        from quadriga.models.load import end_token_ids
         from quadriga.rollout.registry import create_engine
 
         rollout = self.policy_config.rollout
-        self.pad_token_id = int(tokenizer.pad_token_id)
-        eos = module.generation_config.eos_token_id if module.generation_config is not None else None
-        eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-        on_device: dict[str, Any] = {}
-        if self.device_name != "cpu":
-            on_device = {"memory_fraction": rollout.gpu_memory_utilization, "enforce_eager": rollout.enforce_eager}
-        self.rollout = create_engine(
+        engine = create_engine(
             rollout.name,
             module=module,
-            eos_token_ids=sorted(int(t) for t in eos_ids),
+            eos_token_ids=end_token_ids(module, tokenizer),
+            tokenizer=tokenizer,  # an agent may ask for stop texts
             max_num_seqs=rollout.max_num_seqs,
             max_num_batched_tokens=rollout.max_num_batched_tokens,
-            max_model_len=rollout.prompt_length + rollout.response_length,
-            **on_device,
+            max_model_len=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+            recompute_on_update=self.config.async_training.partial_rollout_recompute,
+            **self._engine_options(),
         )
-        self.frees_cache = bool(on_device) and rollout.free_cache_engine
-        if self.frees_cache:
-            self.rollout.sleep()
+        options: dict[str, Any] = {
+            "frees_cache": self.device_name != "cpu" and rollout.free_cache_engine,
+            "threaded": self.config.trainer.executor != "local",
+            "meter": partial(CallMeter, self.role, "generate"),
+            "choose_device": self.use_own_device,
+        }
+        if self.set_size == 1:
+            self.service = GenerationService(engine, DEVICE_GATE, **options)
+        else:
+            kind = LeadingService if self._ranks.leads else FollowingService
+            self.service = kind(engine, self._ranks, DEVICE_GATE, **options)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """A response for every row. meta_info: `sampling` (arguments of SamplingParams), `step`, `version` of the weights,
-        and `generation`, the number under which `take_finished` tells of samples meanwhile. Samples that are in its
-        `finished`, from a worker that has died since, are taken as they are."""
-        import torch
-
-        from quadriga.rollout.sampling import SamplingParams
-
-        meta = prompts.meta_info
-        params = SamplingParams(**meta["sampling"])
-        completions = [sample.as_completion() for sample in meta.get("finished", ())]
-        requests = requests_of(prompts, params, meta["step"], {(c.request_id, c.sample_index) for c in completions})
-        self._finished.clear()
-        self._generation = meta["generation"]
-        self.rollout.wake()
-        with torch.no_grad():
-            for completion in self.rollout.generate(requests, expected_version=meta["version"]):
-                completions.append(completion)
-                self._finished.append(completion)
-        if self.frees_cache:
-            self.rollout.sleep()
-        truncated = params.top_p < 1 or params.top_k > 0
-        return rows_of(prompts, completions, self.width_of_all(longest(completions)), self.pad_token_id, truncated)
-
-    def width_of_all(self, own: int) -> int:
-        """To what width this rank pads its responses, the longest of which has `own` tokens."""
-        import torch
-
-        from quadriga.engine.sharding import max_over_ranks
-
-        return max_over_ranks(own, torch.device(self.device_name))
-
-    def take_finished(self, generation: int) -> list[FinishedSample]:
-        """The samples that have finished since the last time; asked while generating."""
-        if generation != self._generation:
-            return []  # it has not begun yet
-        # Only a worker without collectives can be replaced alone, so that its finished samples are of further use.
-        with_log_probs = not self.has_collectives
-        return [FinishedSample.of(self._finished.popleft(), with_log_probs) for _ in range(len(self._finished))]
+    def _engine_options(self) -> dict[str, Any]:
+        """What only this engine, or only a GPU, wants to know."""
+        rollout = self.policy_config.rollout
+        if rollout.name == "vllm":
+            return {
+                "device": self.device_name,
+                "memory_fraction": rollout.gpu_memory_utilization,
+                "enforce_eager": rollout.enforce_eager,
+                "enable_chunked_prefill": rollout.enable_chunked_prefill,
+                "trust_remote_code": self.policy_config.model.trust_remote_code,
+                "engine_kwargs": rollout.engine_kwargs.vllm,
+            }
+        own: dict[str, Any] = {"reuses_prefixes": rollout.enable_prefix_caching}
+        if self.device_name != "cpu":
+            own |= {"memory_fraction": rollout.gpu_memory_utilization, "enforce_eager": rollout.enforce_eager}
+        return own
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sleep(self) -> None:
-        self.rollout.sleep()
+    def take_weights(self, pushed: PushedWeights) -> WeightsEcho:
+        """Load what the actor has pushed; the echo says what the engine holds now."""
+        return self.service.take_weights(pushed.echo.version, pulled(pushed))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def wake(self) -> None:
-        self.rollout.wake()
+    # ---- asked beside the calls ----
+
+    def submit_requests(self, requests: list[Request]) -> None:
+        self.service.submit(requests)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        self.service.abort(request_ids)
+
+    def take_finished(self) -> Delivery:
+        """The samples that have finished since the last time; waits a while for the first."""
+        return self.service.take()
+
+    def generate_here(self) -> Delivery:
+        """The same in the thread that asks, where the service has none of its own."""
+        while self.service.advance():
+            delivery = self.service.take(0)
+            if delivery.samples:
+                return delivery
+        return self.service.take(0)
 
 
 class RolloutWorker(GeneratingWorker):
     """A rollout engine away from the actor, in a pool of its own; its weights are pushed to it.
 
-    Its ranks know nothing of each other, so that one that dies can be replaced while the others go on.
+    Its ranks, or with tensor parallel its sets of them, know nothing of each other, so that one that dies can be replaced while
+    the others go on.
     """
 
     has_collectives = False
 
-    def width_of_all(self, own: int) -> int:
-        """Its own: who puts the rows of several engines together pads them alike."""
-        return own
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
-        self.start_rollout(self.load_whole_policy(), self.load_tokenizer())
+        if self.set_size == 1:
+            module = self.load_whole_policy()
+        else:
+            from quadriga.models.load import outline_policy
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def take_weights(self, pushed: PushedWeights) -> WeightsEcho:
-        """Load what the actor has pushed; the echo says what the engine holds now."""
-        return self.rollout.update_weights(pushed.echo.version, pulled(pushed))
+            module = self.sharded_policy(outline_policy(self.policy_config.model))
+        self.start_service(module, self.load_tokenizer())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from quadriga.accelerator import device_module
+from quadriga.config.memory import with_checkpointing
 from quadriga.config.needs import uses_token_budget
+from quadriga.config.schema import Config
 from quadriga.protocol import DataProto
 
 NO_LIMIT = 1 << 40
@@ -39,3 +43,24 @@ def mean_of(metrics: list[dict[str, float]]) -> dict[str, float]:
     """Each metric's mean over the mini-batches that have it."""
     names = dict.fromkeys(name for m in metrics for name in m)
     return {name: sum(m[name] for m in metrics if name in m) / sum(name in m for m in metrics) for name in names}
+
+
+def local_world_size() -> int:
+    """Workers of this role on this node."""
+    return int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))
+
+
+def recomputes_activations(config: Config, role: str, device: str, slots_here: int) -> bool:
+    """What `enable_gradient_checkpointing` comes to for `actor` or `critic` in this worker; `auto` asks for its device's memory.
+
+    Args:
+        slots_here: workers that share the memory of a CPU.
+    """
+    if device == "cpu":
+        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, slots_here)
+    else:
+        where = torch.device(device)
+        capacity = device_module(where).get_device_properties(where).total_memory
+    decided = with_checkpointing(config, torch.device(device).type, capacity)
+    model = decided.actor_rollout_ref.model if role == "actor" else decided.critic.model
+    return bool(model.enable_gradient_checkpointing)

@@ -16,7 +16,7 @@ from quadriga.controller import object_store
 from quadriga.errors import WorkerError
 from quadriga.protocol import deserialize_single_tensor, serialize_single_tensor
 from quadriga.rollout.interface import WeightsEcho
-from quadriga.rollout.native.weights import checksum
+from quadriga.rollout.weights import checksum
 
 BUCKET_BYTES = 256 << 20
 FETCH_TIMEOUT_S = 600.0

@@ -160,7 +160,9 @@ def remax(rewards, mask, reward_baselines, **_):
 ESTIMATORS = {
     "gae": gae,
     "grpo": outcome(_grpo),
+    "grpo_vectorized": outcome(_grpo),
     "rloo": outcome(_rloo),
+    "rloo_vectorized": outcome(_rloo),
     "opo": outcome(_opo),
     "grpo_passk": outcome(_passk),
     "gpg": outcome(_gpg),
@@ -217,7 +219,7 @@ def per_token_losses(name, logp, old, adv, mask, low, high, c=3.0) -> Matrix:
             elif name == "vanilla":
                 row.append(vanilla_token(lp, o, a, low, high, c))
             elif name == "gspo":
-                ratio = math.exp(clamp(mean(ratios), -20, 20))
+                ratio = math.exp(clamp(mean(ratios), -20, 10))
                 row.append(max(-a * ratio, -a * clamp(ratio, 1 - low, 1 + high)))
             elif name == "cispo":
                 row.append(-clamp(math.exp(clamp(lp - o, -20, 20)), 1 - low, 1 + high) * a * lp)

@@ -43,6 +43,10 @@ def make_batch(
     batch = {key: value.to(dtype) for key, value in batch.items()}
     batch["response_mask"] = mask
     batch["group_ids"] = torch.randint(-2, 3, (rows,), generator=random) * 7
+    batch["rollout_log_prob"] = (old_log_prob + 0.3 * normal()).to(dtype)
+    batch["token_versions"] = torch.randint(0, 4, (rows, tokens), generator=random)
+    batch["cov_selected"] = torch.rand(rows, tokens, generator=random) < 0.3
+    batch["sum_pi_squared"] = (old_log_prob.exp().square() * torch.rand(rows, tokens, generator=random)).to(dtype)
     return batch
 
 

@@ -153,10 +153,10 @@ def test_an_input_that_nobody_has_is_named():
     [
         ("no_such_module_at_all:fn", "no_such_module_at_all"),
         ("no_such_package.module:fn", r"no_such_package\.module"),
-        ("/no/such/file.py:fn", "is not a file"),
-        ("{module}:no_such_function", "has no function 'no_such_function'"),
-        ("{module}:not_a_function", "has no function 'not_a_function'"),
-        ("{file}:no_such_function", "has no function 'no_such_function'"),
+        ("/no/such/file.py:fn", "does not exist"),
+        ("{module}:no_such_function", "has no 'no_such_function'"),
+        ("{module}:not_a_function", "is no function"),
+        ("{file}:no_such_function", "has no 'no_such_function'"),
     ],
 )
 def test_a_wrong_place_is_named(spec, message, my_module, my_file):
@@ -187,3 +187,17 @@ def test_a_taken_name_is_refused_and_a_reload_is_not():
     assert registry.get("uno") is again
     with pytest.raises(ConfigError, match="'one' is already registered"):
         registry.register("one")(lambda: 2)
+
+
+def test_an_enum_as_a_name_is_its_value_and_leaves_every_other_look_up_whole():
+    from enum import Enum
+
+    class Own(Enum):
+        LOSS = "own_enum_loss"
+
+    registry = Registry("loss", "some.key")
+    registry.register("plain")(len)
+    registry.register(Own.LOSS)(sorted)
+    assert registry.get("own_enum_loss") is registry.get(Own.LOSS) is sorted
+    with pytest.raises(ConfigError, match="Known: own_enum_loss, plain"):
+        registry.get("nothing_like_it")

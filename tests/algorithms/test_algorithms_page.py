@@ -17,7 +17,7 @@ from quadriga.algorithms import (
     policy_loss_names,
 )
 from quadriga.algorithms import advantages as advantage_module
-from quadriga.algorithms.correction import REJECTION_SCOPES, REJECTION_STATISTICS
+from quadriga.config.rollout_correction import REJECTION_SCOPES, REJECTION_STATISTICS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 

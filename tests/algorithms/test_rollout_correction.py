@@ -206,17 +206,28 @@ def test_more_padding_changes_nothing(seed, size):
         ({"rollout_is": "token", "rollout_is_threshold": "two"}, "rollout_is_threshold='two'"),
         ({"rollout_is": "token", "rollout_is_threshold": 0.0}, "rollout_is_threshold=0.0"),
         ({"rollout_is": "token", "rollout_is_threshold": "3_2"}, "rollout_is_threshold='3_2'"),
-        ({"rollout_rs": "seq_mean_k1"}, "needs bounds"),
-        ({"rollout_rs": "seq_median_k1", "rollout_rs_threshold": 2.0}, "Known: token_k1"),
-        ({"rollout_rs": "seq_max_k3", "rollout_rs_threshold": "0.5_2"}, "no lower bound"),
-        ({"rollout_rs": "seq_max_k3", "rollout_rs_threshold": "1,2"}, "1 tests"),
+        ({"rollout_rs": "seq_mean_k1"}, "0 bounds for 1 names"),
+        ({"rollout_rs": "seq_median_k1", "rollout_rs_threshold": 2.0}, "unknown name 'seq_median_k1'.*token_k1"),
+        ({"rollout_rs": "seq_max_k3", "rollout_rs_threshold": "0.5_2"}, "no bound for seq_max_k3"),
+        ({"rollout_rs": "seq_max_k3", "rollout_rs_threshold": "1,2"}, "2 bounds for 1 names"),
     ],
 )
 def test_impossible_settings_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         correct_rollout(**BATCH, **options)
 
 
 def test_a_batch_without_tokens_is_an_error():
     with pytest.raises(DataError, match="none of the 3 rows"):
         correct_rollout(**(BATCH | {"response_mask": torch.zeros(3, 3)}))
+
+
+def test_staleness_is_counted_by_the_token():
+    versions = torch.tensor([[5, 6, 0], [7, 7, 9], [1, 1, 1]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    batch = batch_of([[0.0] * 3] * 3, mask)
+    got = correct_rollout(**batch, token_versions=versions, version=7).metrics
+    assert got["rollout_corr/staleness_mean"].item() == pytest.approx((2 + 1 + 0) / 3)
+    assert got["rollout_corr/staleness_max"] == 2
+    assert got["rollout_corr/versions_in_row_max"] == 2
+    assert "rollout_corr/staleness_max" not in correct_rollout(**batch).metrics

@@ -110,10 +110,7 @@ def test_sigkill_at_a_hundred_points_of_a_real_engine(tmp_path, write):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_sigkill_at_random_instants_of_large_writes(tmp_path):
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+def test_sigkill_at_random_instants_of_large_writes(tmp_path, chance):
     size = 4 << 20
     before = tmp_path / "before"
     write_files(before, 1, None, size)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quadriga.checkpoint import CheckpointStore
-from quadriga.checkpoint.command import main
+from quadriga.commands.export import main
 from quadriga.errors import CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
@@ -181,7 +181,7 @@ def test_an_adapter_that_two_ranks_hold_comes_out_whole(tmp_path):
     import ray
 
     ray.shutdown()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     run = train_adapter(tmp_path / "task", executor="ray", n_gpus_per_node=2)
     ray.shutdown()
     assert_same_policy(run, tmp_path)

@@ -9,8 +9,8 @@ import pytest
 from dotted import nest
 
 from quadriga.config import Config, compose, load_config, screen_overrides
-from quadriga.config.carry_over import VALUES, carry_over
-from quadriga.config.foreign_keys import TABLE, ForeignKey, Renamed
+from quadriga.config.foreign_keys import carry_over, foreign_table
+from quadriga.config.supervised_schema import SFTConfig
 from quadriga.config.typed import Problems, all_keys, is_free_form, is_known
 from quadriga.errors import ConfigError
 
@@ -117,21 +117,25 @@ def test_free_form_keys_of_the_command_line_arrive() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "what", "fix"),
     [
-        (f"{A}.rollout.name", "vllm", "must be native", "the training module itself"),
-        (f"{A}.rollout.tensor_model_parallel_size", 2, "one replica per GPU", "set it to 1"),
+        (f"{A}.rollout.name", "sglang", "must be one of native, vllm", "the training module itself"),
+        (f"{A}.rollout.pipeline_model_parallel_size", 2, "by tensor_model_parallel_size alone", "set it to 1"),
         (f"{A}.actor.strategy", "megatron", "trains with FSDP2", "fsdp2"),
         (f"{A}.actor.megatron.tensor_model_parallel_size", 2, f"{A}.actor.megatron.*: ", "remove the section"),
         (f"{A}.actor.ppo_micro_batch_size", 64, "counted per GPU", f"{A}.actor.ppo_micro_batch_size_per_gpu="),
-        (f"{A}.actor.ulysses_sequence_parallel_size", 2, "never split over GPUs", "remove it"),
+        (
+            f"{A}.actor.fsdp_config.ulysses_sequence_parallel_size",
+            2,
+            "another name here",
+            f"write {A}.actor.ulysses_sequence_parallel_size=2",
+        ),
         (f"{A}.model.use_remove_padding", False, "always packed", "remove it"),
-        (f"{A}.model.use_fused_kernels", True, "in chunks", "remove it"),
-        (f"{A}.model.use_shm", True, "where it lies", "remove it"),
+        (f"{A}.model.use_shm", True, "where they lie", "remove it"),
         (f"{A}.rollout.calculate_log_probs", False, "always recorded", "remove it"),
-        (f"{A}.rollout.multi_turn.enable", True, "single-turn", "remove it"),
+        (f"{A}.rollout.multi_turn.interaction_config_path", "i.yaml", "is an environment here", "reset and step"),
         (f"{A}.actor.optim.clip_grad", 0.5, "another name here", f"write {A}.actor.grad_clip=0.5"),
         (f"{A}.actor.optim.warmup_style", "cosine", "another name", f"{A}.actor.optim.lr_scheduler_type=cosine"),
         ("critic.model.fsdp_config.param_offload", True, "another name", "write critic.fsdp_config.param_offload=True"),
-        ("critic.model.fsdp_config.fsdp_size", 2, "sharded over all workers", "remove it"),
+        ("critic.model.fsdp_config.fsdp_size", 2, "another name", "write critic.fsdp_config.fsdp_size=2"),
         ("critic.fsdp.optimizer_offload", True, "another name", "write critic.fsdp_config.optimizer_offload=True"),
         ("reward.custom_reward_function.path", "r.py", "another name", "write custom_reward_function.path=r.py"),
         ("reward.reward_manager.name", "dapo", "another name", "write reward_model.reward_manager=dapo"),
@@ -143,11 +147,8 @@ def test_free_form_keys_of_the_command_line_arrive() -> None:
         ("trainer.max_critic_ckpt_to_keep", 2, "another name", "write trainer.max_actor_ckpt_to_keep=2"),
         ("trainer.use_legacy_worker_impl", "enable", "one implementation", "remove it"),
         ("trainer.default_hdfs_dir", "hdfs://x", "file system", "trainer.default_local_dir"),
-        ("global_profiler.tool", "nsys", "global_profiler.*: ", "remove it"),
-        ("distillation.enabled", True, "distillation is not there", "remove it"),
         ("ray_init.timeline_json_file", "t.json", "another name", "write ray_kwargs.timeline_json_file=t.json"),
         (f"{A}.actor.checkpoint.save_contents", ["model"], "always holds", "remove it"),
-        ("algorithm.adv_estimator", "grpo_vectorized", "must be one of", "set grpo"),
         ("trainer.logger", ["console", "file"], "must be one of", "always written"),
     ],
 )
@@ -178,32 +179,46 @@ def test_null_means_not_set(problem: Problem) -> None:
 
 
 def test_misspelt_keys_are_not_taken_for_foreign_ones(problem: Problem) -> None:
-    for path in (f"{A}.actor.policy_loss.los_mode", "algorithm.rollout_correction.rollout_iss", "reward.timeout"):
+    for path in (f"{A}.actor.policy_loss.los_mode", "algorithm.rollout_correction.rollout_iss", "reward.max_retry"):
         assert problem({path: 1}).startswith(f"unknown key {path}")
 
 
-def test_table_is_about_keys_that_the_schema_lacks() -> None:
-    for row in TABLE:
-        hidden = [path for path in all_keys(Config) if path == row.pattern]
-        assert hidden == []
+@pytest.mark.parametrize(("kind", "schema"), [("rl", Config), ("sft", SFTConfig)])
+def test_table_is_about_keys_that_the_schema_lacks(kind: Any, schema: type) -> None:
+    shared_with_other_schemas = {"model.lora_rank"}  # a reward model has none
+    hidden = {row.key for row in foreign_table(kind).keys} & set(all_keys(schema))
+    assert hidden <= shared_with_other_schemas
 
 
-def test_every_row_has_a_reason_or_accepts_everything() -> None:
-    for row in TABLE:
-        if isinstance(row, ForeignKey) and not row.accepts(object()):
-            assert row.why
-            assert row.instead
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_every_row_has_a_reason_or_accepts_everything(kind: Any) -> None:
+    for row in foreign_table(kind).keys:
+        if row.to is None and row.same != "any":
+            assert row.why, row
+            assert row.instead, row
+        if row.same == "any":
+            assert row.note, row
+    for value in foreign_table(kind).values:
+        assert value.fix, value
 
 
-def test_renamed_keys_lead_to_keys_that_exist() -> None:
-    for row in TABLE:
-        if isinstance(row, Renamed):
-            if row.here.endswith("*"):
-                section = row.here.removesuffix(".*")
-                assert is_known(Config, section) or is_free_form(Config, section)
-            else:
-                assert is_known(Config, row.here), row
-    assert {path for path, _ in VALUES} <= set(all_keys(Config))
+@pytest.mark.parametrize(("kind", "schema"), [("rl", Config), ("sft", SFTConfig)])
+def test_renamed_keys_lead_to_keys_that_exist(kind: Any, schema: type) -> None:
+    for row in foreign_table(kind).keys:
+        if row.to is not None and row.to.endswith("*"):
+            section = row.to.removesuffix(".*")
+            assert is_known(schema, section) or is_free_form(schema, section)
+        elif row.to is not None:
+            assert is_known(schema, row.to) or is_free_form(schema, row.to), row
+    assert {row.key for row in foreign_table(kind).values} <= set(all_keys(schema))
+    assert set(foreign_table(kind).defaults) <= set(all_keys(schema))
+
+
+def test_what_is_done_anyway_and_an_idle_reference_are_no_contradictions(problem: Problem) -> None:
+    wishes = ("entropy_checkpointing", "use_prefix_grouper", "entropy_from_logits_with_chunking", "use_fused_kernels")
+    assert problem({f"{A}.actor.{name}": True for name in wishes}) == ""
+    assert problem({f"{A}.ref.fsdp_config.param_offload": True}) == ""
+    assert problem({f"{A}.ref.fsdp_config.param_offload": True, f"{A}.model.lora_rank": 8}) == ""
 
 
 def test_default_of_a_renamed_key_is_accepted_under_its_old_name() -> None:

@@ -66,9 +66,9 @@ def test_application_refuses_unknown_keys_all_at_once(application: Path) -> None
 
 def test_wrong_values_are_told_together_with_unknown_keys() -> None:
     with pytest.raises(
-        ConfigError, match=r"3 problems[\s\S]*nnodes='two'[\s\S]*must be native[\s\S]*unknown key data\.x"
+        ConfigError, match=r"3 problems[\s\S]*nnodes='two'[\s\S]*must be one of native, vllm[\s\S]*unknown key data\.x"
     ):
-        screen_overrides(["trainer.nnodes=two", "actor_rollout_ref.rollout.name=vllm", "data.x=1"])
+        screen_overrides(["trainer.nnodes=two", "actor_rollout_ref.rollout.name=sglang", "data.x=1"])
     screen_overrides(["trainer.nnodes=${trainer.n_gpus_per_node}", "trainer.n_gpus_per_node=1,2"])
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from quadriga.config import Config, as_plain_dict, compose, load_config
-from quadriga.config.names import allow_name
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
@@ -24,6 +23,7 @@ from quadriga.config.needs import (
 from quadriga.config.placement import learning_slots
 from quadriga.config.typed import all_keys, default_of, nearest_keys
 from quadriga.errors import ConfigError
+from quadriga.registry import allow_name
 
 Load = Callable[[dict[str, Any]], Config]
 Problem = Callable[[dict[str, Any]], str]
@@ -37,10 +37,15 @@ def test_empty_source_gives_the_defaults(load: Load) -> None:
 
 
 def test_all_sources_give_the_same_configuration() -> None:
-    plain = {"trainer": {"nnodes": 2}, "data": {"train_files": ["a.parquet", "b.parquet"]}}
+    plain = {"trainer": {"nnodes": 2, "experiment_name": "x"}, "data": {"train_files": ["a.parquet", "b.parquet"]}}
     expected = load_config(plain)
     assert load_config(OmegaConf.create(plain)) == expected
-    assert load_config(compose(["trainer.nnodes=2", "data.train_files=[a.parquet,b.parquet]"])) == expected
+    assert (
+        load_config(
+            compose(["trainer.nnodes=2", "trainer.experiment_name=x", "data.train_files=[a.parquet,b.parquet]"])
+        )
+        == expected
+    )
     assert load_config(expected) == expected
 
 
@@ -81,7 +86,7 @@ def test_keys_follow_others_until_they_are_set(load: Load) -> None:
 
 def test_interpolation_of_the_user_is_resolved(load: Load) -> None:
     config = load({"trainer.rollout_data_dir": "${trainer.default_local_dir}/rollouts"})
-    assert config.trainer.rollout_data_dir == "outputs/quadriga/quickstart/rollouts"
+    assert config.trainer.rollout_data_dir == f"outputs/quadriga/{config.trainer.experiment_name}/rollouts"
 
 
 def test_interpolation_of_a_missing_key_names_the_key(problem: Problem) -> None:
@@ -138,9 +143,9 @@ def test_value_is_converted_where_nothing_is_lost(load: Load, path: str, value: 
         ("algorithm.gamma", 1.5, "must be at most 1"),
         ("algorithm.gamma", float("nan"), "must be finite"),
         ("reward.timeout_s", float("inf"), "must be finite"),
-        ("reward.timeout_s", 0, "must be above 0"),
+        ("reward.timeout_s", 0, "must be at least 0.01"),
         (f"{ACTOR}.clip_ratio_c", 1.0, "must be above 1"),
-        (f"{ROLLOUT}.name", "vllm", "must be native"),
+        (f"{ROLLOUT}.name", "sglang", "must be one of native, vllm"),
         ("data.apply_chat_template_kwargs", 3, "must be a mapping"),
         ("data.train_files", {"a": 1}, "must be text or a list of text, got a mapping"),
     ],

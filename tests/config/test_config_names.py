@@ -7,18 +7,15 @@ import subprocess
 import sys
 
 from quadriga.config import names
-from quadriga.config.rollout_correction import REJECTIONS
 
 REGISTERED = """
 import json
 from quadriga.algorithms.advantages import adv_estimator_names
 from quadriga.algorithms.aggregate import AGGREGATION_MODES
-from quadriga.algorithms.correction import REJECTION_SCOPES, REJECTION_STATISTICS
 from quadriga.algorithms.kl import kl_estimator_names
 from quadriga.algorithms.policy_losses import policy_loss_names
 from quadriga.algorithms.preference import DPO_LOSSES
-rejections = [f"{scope}_{statistic}" for scope in REJECTION_SCOPES for statistic in REJECTION_STATISTICS]
-print(json.dumps([adv_estimator_names(), policy_loss_names(), kl_estimator_names(), AGGREGATION_MODES, rejections]
+print(json.dumps([adv_estimator_names(), policy_loss_names(), kl_estimator_names(), AGGREGATION_MODES]
                  + [DPO_LOSSES]))
 """
 
@@ -26,7 +23,7 @@ print(json.dumps([adv_estimator_names(), policy_loss_names(), kl_estimator_names
 def test_algorithm_names_are_those_of_the_registries() -> None:
     # In a process of its own: other tests register functions in this one.
     done = subprocess.run([sys.executable, "-c", REGISTERED], capture_output=True, text=True, timeout=120, check=True)
-    known = [names.ADV_ESTIMATORS, names.POLICY_LOSSES, names.KL_ESTIMATORS, names.LOSS_AGGREGATIONS, REJECTIONS]
+    known = [names.ADV_ESTIMATORS, names.POLICY_LOSSES, names.KL_ESTIMATORS, names.LOSS_AGGREGATIONS]
     known.append(names.DPO_LOSSES)
     assert [sorted(group) for group in json.loads(done.stdout)] == [sorted(group) for group in known]
 

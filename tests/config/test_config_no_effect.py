@@ -17,6 +17,10 @@ Problem = Callable[[dict[str, Any]], str]
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, VAL = "actor_rollout_ref.model", "actor_rollout_ref.rollout.val_kwargs"
 IS, RS = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"
+CORRECTION = "algorithm.rollout_correction"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+LOSS = f"{POLICY_LOSS}.loss_mode"
+TEACHER = {"distillation.enabled": True, "distillation.teacher_models": {"one": {"model_path": "some/model"}}}
 GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
 KL_LOSS = {f"{ACTOR}.use_kl_loss": True}
 KL_REWARD = {"algorithm.use_kl_in_reward": True}
@@ -27,9 +31,20 @@ ROWS = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ROLLOUT}.log_prob_micro_b
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"critic.optim.lr": 1e-4, "critic.grad_clip": 0.5}, GRPO, {}),
     ({"trainer.critic_warmup": 3}, GRPO, {}),
+    ({"async_training.mode": "free"}, {}, {"async_training.staleness": 1}),
+    ({"async_training.staleness": 1}, {"episodes.read_from": "some/folder"}, {}),
+    (
+        {"async_training.partial_rollout": False},
+        {"async_training.staleness": 1},
+        {"async_training.staleness": 1, "async_training.mode": "free"},
+    ),
+    (
+        {"async_training.partial_rollout_recompute": True},
+        {"async_training.staleness": 1, "async_training.mode": "free", "async_training.partial_rollout": False},
+        {"async_training.staleness": 1, "async_training.mode": "free"},
+    ),
     ({f"{REF}.log_prob_max_token_len_per_gpu": 20000}, {}, KL_LOSS),
-    ({f"{REF}.fsdp_config.param_offload": True}, {}, KL_REWARD),
-    ({f"{REF}.fsdp_config.param_offload": True}, {**KL_LOSS, f"{MODEL}.lora_rank": 8}, KL_LOSS),
+    ({f"{MODEL}.exclude_modules": ["q_proj"]}, {}, {f"{MODEL}.lora_rank": 8}),
     ({"reward_model.model.trust_remote_code": True}, {}, REWARD_MODEL),
     ({"reward_model.micro_batch_size_per_gpu": 4}, {}, REWARD_MODEL),
     ({"reward_model.max_token_len_per_gpu": 20000}, {}, REWARD_MODEL),
@@ -59,6 +74,25 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({f"{ACTOR}.clip_ratio": 0.3}, {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28}, {}),
     ({f"{ACTOR}.clip_ratio_c": 5.0}, {f"{ACTOR}.policy_loss.loss_mode": "gspo"}, {}),
     ({f"{ACTOR}.clip_ratio_high": 0.3}, {f"{ACTOR}.policy_loss.loss_mode": "gpg"}, {}),
+    ({f"{ACTOR}.clip_ratio_c": 9.0}, {f"{ACTOR}.policy_loss.loss_mode": "luspo"}, {LOSS: "dppo_tv"}),
+    ({f"{ACTOR}.clip_ratio": 0.3}, {LOSS: "luspo"}, {LOSS: "dppo_kl"}),
+    ({f"{POLICY_LOSS}.tau_pos": 2.0}, {}, {LOSS: "sapo"}),
+    ({f"{POLICY_LOSS}.clip_cov_lb": 2.0}, {LOSS: "kl_cov"}, {LOSS: "clip_cov"}),
+    ({f"{POLICY_LOSS}.kl_cov_ratio": 0.1}, {LOSS: "clip_cov"}, {LOSS: "kl_cov"}),
+    ({f"{POLICY_LOSS}.ppo_kl_coef": 0.2}, {}, {LOSS: "kl_cov"}),
+    ({f"{POLICY_LOSS}.dro_beta": 0.2}, {}, {LOSS: "dro"}),
+    ({f"{POLICY_LOSS}.vespo_k_pos": 1.0}, {}, {LOSS: "vespo"}),
+    ({f"{POLICY_LOSS}.prime_kl_coef": 0.2}, {}, {LOSS: "prime_rl", f"{CORRECTION}.bypass_mode": True}),
+    ({f"{POLICY_LOSS}.behaviour_cap": 2.0}, {}, {LOSS: "decoupled"}),
+    ({f"{POLICY_LOSS}.proximal": "loglinear"}, {}, {LOSS: "decoupled"}),
+    ({f"{ACTOR}.adaptive_entropy.target": 0.5}, {}, {f"{ACTOR}.adaptive_entropy.enable": True}),
+    ({"algorithm.gdpo_reward_keys": ["a"]}, GRPO, {**GRPO, "algorithm.adv_estimator": "gdpo"}),
+    ({"algorithm.gigpo.gamma": 0.5}, GRPO, {**GRPO, "algorithm.adv_estimator": "gigpo"}),
+    ({"algorithm.handle_zero_tail": False}, GRPO, {**GRPO, "algorithm.adv_estimator": "optimal_token_baseline"}),
+    ({"algorithm.pf_ppo.weight_pow": 3.0}, {}, {"algorithm.use_pf_ppo": True}),
+    ({"distillation.hint": "sibling", "distillation.distillation_loss.topk": 9}, {}, {**GRPO, **TEACHER}),
+    ({f"{ACTOR}.profiler.enable": True, "global_profiler.steps": [2]}, {}, {"global_profiler.tool": "torch"}),
+    ({"algorithm.length_reward_weight": 3.0}, {}, {"algorithm.length_reward": "kimi"}),
     ({f"{ACTOR}.loss_scale_factor": 100.0}, {}, {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}),
     ({f"{MODEL}.lora_alpha": 32, f"{MODEL}.target_modules": ["q_proj"]}, {}, {f"{MODEL}.lora_rank": 8}),
     ({f"{ACTOR}.optim.min_lr_ratio": 0.1}, {}, {f"{ACTOR}.optim.lr_scheduler_type": "cosine"}),
@@ -93,6 +127,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"custom_reward_function.path": "rewards.py"},
     ),
     ({"reward.max_error_rate": 0.1}, {"reward.on_error": "stop"}, {}),
+    ({f"{ROLLOUT}.max_model_len": 2048}, {}, {f"{ROLLOUT}.name": "vllm"}),
+    ({f"{ROLLOUT}.enable_chunked_prefill": False}, {}, {f"{ROLLOUT}.name": "vllm"}),
     ({"trainer.resume_from_path": "runs/1"}, {}, {"trainer.resume_mode": "resume_path"}),
 ]
 

@@ -15,7 +15,14 @@ RUNTIME_ENV = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 def ray_8():
     """One node, eight CPU slots."""
     ray.shutdown()
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=RUNTIME_ENV)
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env=RUNTIME_ENV,
+    )
     yield
     ray.shutdown()
 

@@ -183,7 +183,7 @@ def test_device_number_follows_ray_where_all_devices_are_visible():
         return {
             "node_id": "n",
             "node_ip": "10.0.0.1",
-            "port": 1,
+            "interfaces": ["lo", "eth0", "eth1"],
             "cores": 8,
             "chosen_interface": None,
             "noset": noset,
@@ -203,7 +203,14 @@ def test_between_nodes_the_collectives_take_the_interface_of_the_node_unless_ano
     from quadriga.controller.placement_env import rank_environments
 
     places = [
-        {"node_id": n, "node_ip": n, "port": 1, "cores": 8, "interface": "eth0", "chosen_interface": inherited}
+        {
+            "node_id": n,
+            "node_ip": n,
+            "interfaces": ["lo", "eth0", "ib0"],
+            "cores": 8,
+            "interface": "eth0",
+            "chosen_interface": inherited,
+        }
         for n in ("10.0.0.1", "10.0.0.2")
     ]
     assert [e.get("GLOO_SOCKET_IFNAME") for e in rank_environments(places, "cpu", "")] == [used, used]

@@ -8,9 +8,9 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
+from quadriga.commands.prep import main
 from quadriga.data import RLDataset
 from quadriga.data.prep.arithmetic import generate_arithmetic
-from quadriga.data.prep.command import main
 from quadriga.data.prep.converters import last_boxed
 from quadriga.errors import DataError
 

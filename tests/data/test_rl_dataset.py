@@ -40,6 +40,17 @@ def test_an_item_carries_the_row(write, tokenizer, kind):
     }
 
 
+def test_rows_need_no_data_source_where_there_is_a_default_for_it(write, tokenizer):
+    path = write([{"prompt": "1+1=", "answer": 2}])
+    with pytest.raises(DataError, match="no column 'data_source'"):
+        RLDataset(path, tokenizer, max_prompt_length=99)
+    dataset = RLDataset(path, tokenizer, max_prompt_length=99, default_source="custom")
+    assert dataset.sources == {"custom"}
+    assert (dataset[0]["data_source"], dataset[0]["answer"], dataset[0]["reward_model"]) == ("custom", 2, {})
+    other = RLDataset(path, tokenizer, max_prompt_length=99, default_source="custom", reward_fn_key="task")
+    assert (other[0]["task"], other[0]["data_source"]) == ("custom", "custom")
+
+
 def test_real_tokenizers_give_the_ids_of_apply_chat_template(write, real_tokenizer, shared_dir):
     lines = (shared_dir / "data/gsm8k/train.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     prompts = [[{"role": "user", "content": json.loads(line)["question"]}] for line in lines]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +59,7 @@ def test_commands_and_keys_exist(page):
     for key in KEY.findall(text):
         known = any(is_known(schema, key) or is_free_form(schema, key) for schema in (Config, *SCHEMAS.values()))
         own = any(known_key.endswith(f".{key}") for known_key in all_keys(Config))  # written without its section
-        is_code = key.split(".")[0] in ("config", "self", "data_config", "torch", "draft")
+        is_code = key.split(".")[0] in ("config", "self", "data_config", "torch", "draft", "chain_sum")
         assert known or own or is_code, f"{page.name} names {key}, which is no key"
 
 
@@ -104,3 +107,49 @@ def test_the_site_builds_without_a_warning(tmp_path):
     page = (tmp_path / "site" / "troubleshooting.html").read_text(encoding="utf-8")
     assert "have nothing to learn from" in page
     assert "fonts.googleapis" not in page
+    algorithms = (tmp_path / "site" / "algorithms.html").read_text(encoding="utf-8")
+    assert "<i>s</i><sub>i</sub> = Σ<sub>t</sub> <i>r</i><sub>t</sub>" in algorithms
+    for html in (tmp_path / "site").glob("*.html"):
+        assert not re.findall(
+            r'<(?:script|link)[^>]*(?:src|href)="https?://(?!example)', html.read_text(encoding="utf-8")
+        ), html
+    _search_from_disk(tmp_path / "site")
+
+
+def _search_from_disk(site: Path) -> None:
+    """In a browser, without a server: a word is typed into the search of the first page."""
+    assert "var __index" in (site / "search" / "search_index.js").read_text(encoding="utf-8")[:100]
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        return
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    page = f"file://{site}/index.html?q=watchdog"
+    shown = subprocess.run([browser, *options, page], capture_output=True, text=True, timeout=100).stdout
+    assert re.search(r"[1-9]\d* matching document", shown), "nothing was found"
+
+
+def test_formulas_are_typeset_and_code_is_left_alone():
+    typeset = hooks().typeset
+    assert (
+        typeset("A_t = δ_t + γλ A_n(t)") == "<i>A</i><sub>t</sub> = <i>δ</i><sub>t</sub> + γλ <i>A</i><sub>n(t)</sub>"
+    )
+    assert typeset("Σ_{k≥t} r_k") == "Σ<sub>k≥t</sub> <i>r</i><sub>k</sub>"
+    for code in ("`s_i`", "log_prob", "n_gpus_per_node", "```\ns_i\n```", "    s_i", "[x](a_b.md)", "https://a/b_c"):
+        assert typeset(code) == code
+
+
+def test_the_page_on_loops_shows_the_example_that_a_test_runs():
+    code = (REPO / "examples" / "own_loop" / "own_loop.py").read_text(encoding="utf-8")
+    assert f"```python\n{code}```" in (REPO / "docs" / "own_loop.md").read_text(encoding="utf-8")
+
+
+def test_the_imports_of_a_loop_of_ones_own_are_public():
+    tree = ast.parse((REPO / "examples" / "own_loop" / "own_loop.py").read_text(encoding="utf-8"))
+    imports = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module.startswith("quadriga")
+    ]
+    assert len(imports) > 5
+    for node in imports:
+        assert node.module.count(".") <= 1, f"{node.module} is no public package"
+        public = importlib.import_module(node.module).__all__
+        assert {alias.name for alias in node.names} <= set(public), node.module

@@ -12,17 +12,66 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from engine_cases import critic_loss, gradients, mini_batch, ppo_loss, sgd_like, tiny_critic, tiny_policy
+from engine_cases import VOCABULARY, critic_loss, gradients, mini_batch, ppo_loss, sgd_like, tiny_critic, tiny_policy
+from omegaconf import OmegaConf
 
+from quadriga.config import load_config
 from quadriga.config.schema_models import FSDPConfig
 from quadriga.engine import TrainingEngine
 from quadriga.engine.weights import host_state_dict
+from quadriga.workers.losses import actor_loss
+from quadriga.workers.mini_batch_view import MiniBatchView
 
 
 def sorted_by_length(data):
     """Rank 0 gets the longest rows, so that ranks need different numbers of micro-batches."""
     data.reorder(data.batch["attention_mask"].sum(-1).argsort(descending=True, stable=True))
     return data
+
+
+def taught(data):
+    """The rows with what a teacher says of them, drawn from their own tokens; log-probs of the rollout."""
+    data = data[:]
+    shape, ids = data.batch["response_mask"].shape, data.batch["input_ids"]
+    top = (ids[:, -shape[1] :, None] + torch.arange(5) * 7) % VOCABULARY
+    data.batch["teacher_top_ids"] = top.int()
+    data.batch["teacher_top_log_probs"] = (-1.0 - (top % 11) / 4.0).float()
+    data.batch["teacher_mask"] = torch.ones(shape, dtype=torch.long)
+    data.batch["rollout_log_probs"] = data.batch["old_log_probs"]
+    return data
+
+
+def config_of(**changes):
+    teacher = {"enabled": True, "teacher_models": {"one": {"model_path": "m"}}}
+    teacher["distillation_loss"] = {"loss_mode": "jsd_topk", "topk": 5}
+    base = {"algorithm": {"adv_estimator": "grpo"}, "distillation": teacher, "actor_rollout_ref": {"rollout": {"n": 2}}}
+    return load_config(OmegaConf.to_container(OmegaConf.merge(base, changes)))
+
+
+WHOLE_MINI_BATCH = {
+    "clip_cov": config_of(
+        actor_rollout_ref={
+            "actor": {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.1, "clip_cov_lb": 0.0}}
+        }
+    ),
+    "kl_cov": config_of(
+        actor_rollout_ref={
+            "actor": {"policy_loss": {"loss_mode": "kl_cov", "kl_cov_ratio": 0.2, "entropy_top_ratio": 0.6}}
+        }
+    ),
+    "reinforce": config_of(
+        algorithm={
+            "rollout_correction": {
+                "bypass_mode": True,
+                "loss_type": "reinforce",
+                "rollout_is": "sequence",
+                "rollout_is_batch_normalize": True,
+                "rollout_rs": "token_k1",
+                "rollout_rs_threshold": 1.4,
+            }
+        }
+    ),
+}
 
 
 def run_rank(rank: int, world: int, port: int, path: str) -> None:
@@ -52,6 +101,16 @@ def run_rank(rank: int, world: int, port: int, path: str) -> None:
             "tokens": torch.cat(gathered),
             "weights": host_state_dict(engine.model),
         }
+    for name, config in WHOLE_MINI_BATCH.items():
+        engine = TrainingEngine(tiny_policy(), optim=sgd_like(1e-4), grad_clip=None)
+        part, actor = taught(even), config.actor_rollout_ref.actor
+        seen = MiniBatchView(config, engine).add(part, draw=3)
+        loss_fn = actor_loss(
+            actor, loss_type=config.algorithm.rollout_correction.loss_type, distillation=config.distillation
+        )
+        ids = "teacher_top_ids"
+        metrics = engine.train_mini_batch(part, loss_fn, 17, with_entropy=True, other_ids=ids)
+        results[name] = {"metrics": metrics | seen, "gradients": gradients(engine)}
     clipped = TrainingEngine(tiny_policy(), optim=sgd_like(1e-4), grad_clip=0.01)
     results["clipped"] = clipped.train_mini_batch(even, ppo_loss(), 17, with_entropy=True)
     results["clipped gradients"] = gradients(clipped)

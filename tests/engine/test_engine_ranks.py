@@ -55,6 +55,18 @@ def test_log_probs_and_values_do_not_depend_on_the_number_of_ranks(results, case
 
 
 @pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("case", ["clip_cov", "kl_cov", "reinforce"])
+def test_what_is_chosen_from_the_whole_mini_batch_does_not_depend_on_the_number_of_ranks(results, case, world):
+    ours, expected = results[world][case], results[1][case]
+    assert_close(ours["gradients"], expected["gradients"], 1e-6)
+    for name in expected["metrics"].keys() - {"micro_batches"}:
+        assert ours["metrics"][name] == pytest.approx(expected["metrics"][name], abs=2e-5, rel=1e-4), name
+    figures = expected["metrics"]
+    assert figures["distillation/loss_min"] < figures["distillation/loss"] < figures["distillation/loss_max"]
+    assert 0 < figures["rollout_corr/masked_fraction" if case == "reinforce" else "actor/pg_clipfrac"] < 1
+
+
+@pytest.mark.parametrize("world", [2, 4])
 def test_the_norm_that_clips_is_that_of_the_whole_gradient(results, world):
     ours, expected = results[world], results[1]
     assert ours["clipped"]["grad_norm"] == pytest.approx(expected["clipped"]["grad_norm"], rel=1e-5)

@@ -29,12 +29,27 @@ def start_ray(num_cpus: int) -> None:
     folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
     ray.init(
+        address="local",
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
         runtime_env=environment,
     )
+
+
+def free_slots(wait_s: float = 20.0) -> None:
+    """A new Ray in place of one whose slots are not given back: a test was cut off with its workers at work."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    slots, deadline = ray.cluster_resources().get("CPU", 0.0), time.monotonic() + wait_s
+    while ray.available_resources().get("CPU", 0.0) < slots:
+        if time.monotonic() > deadline:
+            start_ray(int(slots))
+            return
+        time.sleep(0.1)
 
 
 def write_plan(run_directory: Path, faults: list[dict[str, Any]]) -> None:
@@ -83,11 +98,10 @@ def notes(run_directory: Path, role: str) -> list[dict[str, Any]]:
 class MortalActor(ActorRolloutRefWorker):
     step = 0
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def generate_sequences(self, prompts):
-        self.step = prompts.meta_info["step"]
-        meet_fate(self.config.trainer.default_local_dir, "generate_sequences", self.step, self.rank)
-        return super().generate_sequences(prompts)
+    def submit_requests(self, requests):
+        self.step = requests[0].step
+        meet_fate(self.config.trainer.default_local_dir, "generate", self.step, self.rank)
+        super().submit_requests(requests)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data):
@@ -110,6 +124,24 @@ class MortalActor(ActorRolloutRefWorker):
         meet_fate(self.config.trainer.default_local_dir, "write_checkpoint", self.step, self.rank)
         return super().write_checkpoint(folder)
 
+    def checkpoint_parts(self):
+        """The parts of a checkpoint; the process may end while a thread of it writes the first."""
+        parts = super().checkpoint_parts()
+        first = next(iter(parts))
+        parts[first] = FatalPart(parts[first], self.config.trainer.default_local_dir, self.step, self.rank)
+        return parts
+
+
+class FatalPart:
+    def __init__(self, part, run_directory, step, rank):
+        self.part, self.bytes, self.place = part, part.bytes, (run_directory, "background_write", step, rank)
+
+    def write(self, folder):
+        if next_fault(*self.place) is not None:
+            time.sleep(0.5)  # the driver has got its answer: from here on it only asks how far the writing is
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.part.write(folder)
+
 
 class MortalCritic(CriticWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -119,18 +151,15 @@ class MortalCritic(CriticWorker):
 
 
 class MortalRollout(RolloutWorker):
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def generate_sequences(self, prompts):
-        folder, step = self.config.trainer.default_local_dir, prompts.meta_info["step"]
+    def submit_requests(self, requests):
+        folder, step = self.config.trainer.default_local_dir, requests[0].step
         meet_fate(folder, "rollout", step, self.rank)
         fault = next_fault(folder, "rollout_streaming", step, self.rank)
-        engine = self.rollout
         if fault is not None:
-            self.rollout = DoomedEngine(engine, self._finished, fault)
-        rows = super().generate_sequences(prompts)
-        finished = len(prompts.meta_info.get("finished", ()))
-        note(folder, role="rollout", rank=self.rank, step=step, generated=len(prompts) - finished, kept=finished)
-        return rows
+            self.service.engine.step = Doom(self.service, fault)
+        asked = sum(len(request.sample_indices) for request in requests)
+        note(folder, role="rollout", rank=self.rank, step=step, asked=asked)
+        super().submit_requests(requests)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_weights(self, pushed):
@@ -138,24 +167,28 @@ class MortalRollout(RolloutWorker):
         return super().take_weights(pushed)
 
 
-class DoomedEngine:
-    """A rollout engine whose process ends when the driver has fetched so many samples of it."""
+class Doom:
+    """Steps of an engine whose process ends when the driver has fetched so many samples of it."""
 
-    def __init__(self, engine, finished, fault):
-        self.engine, self.finished, self.fault = engine, finished, fault
+    def __init__(self, service, fault):
+        self.service, self.step, self.fault = service, service.engine.step, fault
+        self.left = fault["after_samples"]
+        if self.left == 0:
+            self.end()
 
-    def wake(self):
-        self.engine.wake()
+    def __call__(self):
+        finished = self.step()[: self.left]
+        self.left -= len(finished)
+        if self.left == 0:
+            threading.Thread(target=self.end, daemon=True).start()
+        return finished
 
-    def generate(self, requests, expected_version):
-        for number, completion in enumerate(self.engine.generate(requests, expected_version)):
-            if number == self.fault["after_samples"]:
-                deadline = time.monotonic() + 10
-                while self.finished and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                time.sleep(0.2)  # the answer is on its way
-                os.kill(os.getpid(), getattr(signal, self.fault.get("signal", "SIGKILL")))
-            yield completion
+    def end(self):
+        deadline = time.monotonic() + 10
+        while self.service._finished and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)  # the answer is on its way
+        os.kill(os.getpid(), getattr(signal, self.fault.get("signal", "SIGKILL")))
 
 
 class MortalRunner(TaskRunner):

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,7 @@ def damage(folder: Path, chance: random.Random) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_hundred_damages_are_passed_over_by_name(task, tmp_path, caplog):
-    seed = time.time_ns() % 1_000_000
-    print(f"\nseed {seed}")
-    chance = random.Random(seed)
+def test_a_hundred_damages_are_passed_over_by_name(task, tmp_path, chance, caplog):
     run_ppo(configuration(task, tmp_path / "run", 2))
     for number in range(100):
         store = CheckpointStore(shutil.copytree(tmp_path / "run" / "checkpoints", tmp_path / f"copy_{number}"))
@@ -66,10 +62,7 @@ def test_a_hundred_damages_are_passed_over_by_name(task, tmp_path, caplog):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(task, tmp_path):
-    seed = time.time_ns() % 1_000_000
-    print(f"\nseed {seed}")
-    chance = random.Random(seed)
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(task, tmp_path, chance):
     os.environ["OMP_NUM_THREADS"] = "1"
     run_ppo(configuration(task, tmp_path / "whole", 6))
     for number in range(5):

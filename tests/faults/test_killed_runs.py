@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 
 import pytest
@@ -44,10 +42,7 @@ def configuration(task: dict, folder: Path, algorithm: str, world: int) -> dict:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_killed_at_random_and_started_again(task, tmp_path, algorithm, world):
-    seed = time.time_ns() % 1_000_000
-    print(f"\nseed {seed}")
-    chance = random.Random(seed)
+def test_killed_at_random_and_started_again(task, tmp_path, chance, algorithm, world):
     whole = UserRun(configuration(task, tmp_path / "whole", algorithm, world))
     whole.run()
     killed = UserRun(configuration(task, tmp_path / "killed", algorithm, world))

@@ -70,11 +70,8 @@ def lines_in(file: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_run_with_many_lives_equals_one_with_one(task, tmp_path, kind):
+def test_a_run_with_many_lives_equals_one_with_one(task, tmp_path, chance, kind):
     changes, kills = RUNS[kind]
-    seed = time.time_ns() % 1_000_000
-    print(f"\nseed {seed}")
-    chance = random.Random(seed)
 
     def configuration(folder: str) -> dict:
         trainer = {

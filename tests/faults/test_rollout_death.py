@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import time
 from pathlib import Path
 
 import pytest
@@ -75,7 +73,7 @@ def test_an_engine_killed_mid_generation_is_replaced_and_only_its_missing_sample
     told = last_metrics(faulty)
     assert (told["training/restarts"], told["training/samples_generated_again"]) == (1, ROWS - 20)
     said = capsys.readouterr().out
-    assert "died during generate_sequences" in said
+    assert "died during generation" in said
     assert "restart 1 of at most 3: rollout rank 0 of 1" in said
     assert "takes its place and generates the samples that are missing" in said
 
@@ -93,19 +91,15 @@ def test_of_two_engines_the_other_one_goes_on(ray_of_four, task, tmp_path, chang
     assert len({said["pid"] for said in generated if said["rank"] == 0}) == 1, "the other process has stayed"
     assert len({said["pid"] for said in generated if said["rank"] == 1}) == 2
     half = ROWS // 2
-    second_step = [(said["generated"], said["kept"]) for said in generated if said["step"] == 2]
-    assert sorted(second_step) == [(half - 20, 20), (half, 0)]
+    assert sum(said["asked"] for said in generated if said["step"] == 2) == ROWS + half - 20
     assert last_metrics(faulty)["training/samples_generated_again"] == half - 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engines", [1, 2])
-def test_engines_that_die_again_and_again_change_nothing(ray_of_four, task, tmp_path, engines):
+def test_engines_that_die_again_and_again_change_nothing(ray_of_four, task, tmp_path, chance, engines):
     """At any instant of generating or of taking weights; both at once too."""
-    seed = time.time_ns() % 1_000_000
-    print(f"\nseed {seed}")
-    chance = random.Random(seed)
     steps, faults = 8, []
     for step in range(1, steps):
         kind = chance.choice(["rollout", "rollout_streaming", "take_weights"])
@@ -159,7 +153,5 @@ def test_finished_samples_are_kept_also_where_scoring_waits_for_the_whole_batch(
 @pytest.mark.timeout(400)
 def test_more_deaths_than_allowed_end_the_run_with_the_first(ray_of_four, task, tmp_path):
     write_plan(tmp_path, [{"method": "rollout", "step": step, "rank": 0, "after_ms": 0} for step in (1, 2)])
-    with pytest.raises(
-        WorkersDied, match=r"rollout rank 0 of 1 .* died during generate_sequences[\s\S]*after 1 restarts"
-    ):
+    with pytest.raises(WorkersDied, match=r"rollout rank 0 of 1 .* died during generation[\s\S]*after 1 restarts"):
         run_ppo(configuration(task, tmp_path, 1, 3, max_restarts=1), MortalRunner)

@@ -12,11 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 TIMED = (
     "time",
     "timing_s/",
+    "stream/engines",
+    "stream/groups",
+    "stream/samples",
     "perf/",
     "memory/",
     "reward/seconds",
@@ -49,10 +52,13 @@ class UserRun:
         config: nested keys; `trainer.default_local_dir` is the run directory.
     """
 
+    started: ClassVar[list[UserRun]] = []
+
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.folder = Path(config["trainer"]["default_local_dir"])
         self.process: subprocess.Popen[str] | None = None
+        self.started.append(self)
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,6 +111,14 @@ class UserRun:
 
     def console(self) -> str:
         return (self.folder / "console.txt").read_text()
+
+
+def end_all_runs() -> None:
+    """Kill, with all their descendants, the runs of tests that did not wait for their end."""
+    while UserRun.started:
+        run = UserRun.started.pop()
+        if run.process is not None and run.process.poll() is None:
+            run.kill(whole_tree=True)
 
 
 def descendants(pid: int) -> list[int]:

@@ -39,16 +39,78 @@ def test_rotary_embedding_and_its_gradient(dtype, heads, kv_heads, dim):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_swiglu_and_its_gradient(dtype):
-    from quadriga.models.kernels.swiglu import swiglu
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_the_middle_of_a_gated_mlp_and_its_gradient(dtype, act):
+    from quadriga.models.kernels.gated import geglu, swiglu
 
+    kernel = {"silu": swiglu, "gelu": geglu}[act]
     gate, up = (torch.randn(1, 333, 4864, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(2))
     pull = torch.randn_like(gate)
     wide = [x.detach().double().requires_grad_() for x in (gate, up)]
-    out, plain = swiglu(gate, up), F.silu(wide[0]) * wide[1]
+    activated = F.silu(wide[0]) if act == "silu" else F.gelu(wide[0], approximate="tanh")
+    out, plain = kernel(gate, up), activated * wide[1]
     assert relative_error(out, plain) < TOLERANCE[dtype]
     for one, other in zip(torch.autograd.grad(out, (gate, up), pull), torch.autograd.grad(plain, wide, pull.double())):
         assert relative_error(one, other) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("width", [64, 896, 2304])
+def test_norm_with_an_offset_and_its_gradient(dtype, width):
+    from quadriga.models.kernels.norm import rms_norm
+
+    x = torch.randn(3, 333, width, device=DEVICE, dtype=dtype, requires_grad=True)
+    weight = torch.randn(width, device=DEVICE, dtype=dtype, requires_grad=True)
+    pull = torch.randn_like(x)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    plain = wide[0] * torch.rsqrt(wide[0].square().mean(-1, keepdim=True) + 1e-6) * (wide[1] + 1)
+    out = rms_norm(x, weight, 1e-6, 1.0)
+    gradients = torch.autograd.grad(out, (x, weight), pull)
+    for one, other in zip((out, *gradients), (plain, *torch.autograd.grad(plain, wide, pull.double()))):
+        assert relative_error(one, other) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "window", "softcap"),
+    [(14, 2, 64, None, None), (4, 4, 24, 70, None), (8, 4, 128, None, 3.0), (4, 1, 256, 70, 2.0)],
+)
+def test_attention_of_segments_and_its_gradient(heads, kv_heads, dim, window, softcap):
+    """In bfloat16: nothing else calls it."""
+    from quadriga.models.kernels.attention import Segments, segment_attention
+
+    dtype = torch.bfloat16
+    queries, keys = [130, 5, 70], [130, 75, 140]
+    sizes = (sum(queries), heads), (sum(keys), kv_heads), (sum(keys), kv_heads)
+    inputs = [torch.randn(*s, dim, device=DEVICE, dtype=dtype, requires_grad=True) for s in sizes]
+    out = segment_attention(*inputs, Segments.of(queries, keys, DEVICE), dim**-0.5, window, softcap)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    parts = []
+    for q, k, v in zip(wide[0].split(queries), wide[1].split(keys), wide[2].split(keys)):
+        k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * dim**-0.5
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        position = torch.arange(len(q), device=DEVICE)[:, None] + len(k) - len(q)
+        key = torch.arange(len(k), device=DEVICE)[None]
+        visible = (key <= position) & (key > position - (window or len(k)))
+        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v))
+    plain, pull = torch.cat(parts), torch.randn_like(out)
+    gradients = torch.autograd.grad(out, inputs, pull)
+    for one, other in zip((out, *gradients), (plain, *torch.autograd.grad(plain, wide, pull.double()))):
+        assert relative_error(one, other) < TOLERANCE[dtype]
+
+
+def test_gathered_rows_add_their_gradients_in_order():
+    from quadriga.models.kernels.gather import gather_rows, readers_of
+
+    x = torch.randn(500, 2, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    index, pull = torch.randint(0, 400, (3000,), device=DEVICE), torch.randn(3000, 2, 64, device=DEVICE).bfloat16()
+    out = gather_rows(x, index, readers_of(index, 500))
+    assert torch.equal(out, x[index])
+    first, again = (torch.autograd.grad(out, x, pull, retain_graph=True)[0] for _ in range(2))
+    exact = torch.zeros(500, 2, 64, device=DEVICE, dtype=torch.float64).index_add_(0, index, pull.double())
+    assert torch.equal(first, again)
+    assert relative_error(first, exact) < 5e-3
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -61,7 +123,7 @@ def test_log_probs_entropy_and_gradients_from_hidden_states(dtype, softcap, with
     weight = (0.3 * torch.randn(50_003, 64, device=DEVICE)).to(dtype).requires_grad_()
     targets = torch.randint(0, 50_003, (300,), device=DEVICE)
     transform = LogitTransform(scale=0.9, softcap=softcap, temperature=0.8)
-    log_probs, entropy = token_log_probs(
+    log_probs, entropy, *_ = token_log_probs(
         hidden, weight, targets, transform=transform, with_entropy=with_entropy, chunk_rows=128
     )
     h, w = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()

@@ -1,4 +1,4 @@
-"""Rows that share their prompt, through varlen flash attention with grouped queries: the gradients of whole rows."""
+"""Rows that share their prompt, through the attention kernels with grouped queries: the gradients of whole rows."""
 
 from __future__ import annotations
 

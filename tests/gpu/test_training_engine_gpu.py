@@ -1,4 +1,4 @@
-"""The training engine on a GPU: bfloat16 computation, float32 weights, varlen attention, offload, real shortage of memory."""
+"""The training engine on a GPU: bfloat16 computation, float32 weights, attention kernels, offload, real shortage of memory."""
 
 from __future__ import annotations
 

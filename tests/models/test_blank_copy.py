@@ -7,7 +7,7 @@ import torch
 from tiny_models import CONFIGS, make_causal_lm
 
 from quadriga.models.blank_copy import blank_copy
-from quadriga.rollout.native.weights import copy_weights
+from quadriga.rollout.weights import copy_weights
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", "gpt2"])
@@ -29,3 +29,10 @@ def test_weights_are_narrow_and_the_rotary_table_is_not() -> None:
     copy = blank_copy(make_causal_lm(CONFIGS["qwen2"]()), "cpu")
     assert {p.dtype for p in copy.parameters()} == {torch.bfloat16}
     assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_a_blank_copy_has_the_tables_of_its_model():
+    model = make_causal_lm(CONFIGS["qwen2"]())
+    with torch.no_grad():
+        model.model.rotary_emb.inv_freq.mul_(1 + 2**-20)  # as another device might have computed it
+    assert torch.equal(blank_copy(model, "cpu").model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)

@@ -18,4 +18,4 @@ def test_contexts_are_each_prefix_and_then_its_segment():
     layout = SequenceLayout.of([3, 2, 4, 1, 2], [-1, -1, 0, 1, 0])
     expected = [0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7, 8, 3, 4, 9, 0, 1, 2, 10, 11]
     assert layout.context_tokens.tolist() == expected
-    assert layout.cu_contexts.tolist() == [0, 3, 5, 12, 15, 20]
+    assert layout.contexts == (3, 2, 7, 3, 5)

@@ -10,10 +10,11 @@ from tiny_models import CONFIGS, UNSUPPORTED, VOCABULARY, make_causal_lm, ragged
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from quadriga.config import load_config
 from quadriga.config.schema_models import ModelConfig
 from quadriga.errors import ConfigError, DataError
 from quadriga.models import source
-from quadriga.models.load import load_policy, load_reward_model, load_tokenizer, load_value_model
+from quadriga.models.load import end_token_ids, load_policy, load_reward_model, load_tokenizer, load_value_model
 from quadriga.models.packing import pack_rows
 from quadriga.models.source import resolve_model_path
 
@@ -116,6 +117,42 @@ def test_lora_trains_the_adapter_only_and_can_be_switched_off(llama_folder, pack
         torch.testing.assert_close(policy(packed)["log_probs"], expected, atol=1e-6, rtol=1e-6)
 
 
+def test_a_run_starts_from_an_adapter_whose_rank_and_modules_hold(llama_folder, packed, tmp_path):
+    first = load_policy(config(llama_folder, lora_rank=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]))
+    for name, parameter in first.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    first.causal_lm.save_pretrained(tmp_path)
+    whole = load_config(
+        {"actor_rollout_ref": {"model": {"path": str(llama_folder), "lora_adapter_path": str(tmp_path)}}}
+    )
+    model = whole.actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, sorted(model.target_modules)) == (4, 8, ["q_proj", "v_proj"])
+    policy = load_policy(model)
+    torch.testing.assert_close(policy(packed)["log_probs"], first(packed)["log_probs"])
+    trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert sorted(trainable) == sorted(name for name, p in first.named_parameters() if p.requires_grad)
+    with policy.adapter_off():
+        plain = load_policy(config(llama_folder), trainable=False)
+        torch.testing.assert_close(policy(packed)["log_probs"], plain(packed)["log_probs"])
+
+
+def test_an_adapter_folder_that_is_none_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no adapter_config\.json"):
+        load_config({"actor_rollout_ref": {"model": {"lora_adapter_path": str(tmp_path)}}})
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16, "peft_type": "LORA"}')
+    with pytest.raises(ConfigError, match="has rank 8"):
+        load_config({"actor_rollout_ref": {"model": {"lora_adapter_path": str(tmp_path), "lora_rank": 4}}})
+
+
+def test_excluded_modules_get_no_adapter(llama_folder):
+    policy = load_policy(config(llama_folder, lora_rank=4, exclude_modules=["q_proj"]))
+    adapted = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert any("k_proj" in name for name in adapted)
+    assert not any("q_proj" in name for name in adapted)
+
+
 def test_target_modules_that_do_not_exist_are_a_config_error(llama_folder):
     with pytest.raises(ConfigError, match="target_modules"):
         load_policy(config(llama_folder, lora_rank=4, target_modules=["nothing_proj"]))
@@ -201,3 +238,12 @@ def test_an_embedded_model_is_found_by_name_and_an_unknown_one_lists_those_there
     assert resolve_model_path(f"builtin:{llama_folder.name}") == llama_folder
     with pytest.raises(DataError, match=llama_folder.name):
         resolve_model_path("builtin:other")
+
+
+@pytest.mark.parametrize(("of_the_model", "ends"), [(None, [2]), (2, [2]), (5, [2, 5]), ([7, 2, 5], [2, 5, 7])])
+def test_a_response_ends_with_a_token_of_the_tokenizer_or_of_the_generation_config(of_the_model, ends):
+    model = make_causal_lm(CONFIGS["llama"]())
+    model.generation_config.eos_token_id = of_the_model
+    assert end_token_ids(model, tokenizer_of_size(VOCABULARY)) == ends
+    model.generation_config = None
+    assert end_token_ids(model, tokenizer_of_size(VOCABULARY)) == [2]

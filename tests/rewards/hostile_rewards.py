@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
+import signal
+import stat
 import subprocess
 import sys
 import time
@@ -107,6 +110,41 @@ class Misbehaviour:
     @staticmethod
     def close_everything(text: str, info: dict[str, Any]) -> float:
         os.closerange(3, 1000)
+        return 1.0
+
+    @staticmethod
+    def tell_and_nap(text: str, info: dict[str, Any]) -> float:
+        """Leaves its pid and its parent's in a file; takes a second."""
+        with open(info["marker"], "a") as marker:
+            marker.write(f"{os.getpid()} {os.getppid()}\n")
+        time.sleep(1.0)
+        return 1.0
+
+    @staticmethod
+    def kill_itself(text: str, info: dict[str, Any]) -> float:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+    @staticmethod
+    def kill_its_parent(text: str, info: dict[str, Any]) -> float:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1e6)
+        return 1.0
+
+    @staticmethod
+    def kill_its_grandparent(text: str, info: dict[str, Any]) -> float:
+        line = Path(f"/proc/{os.getppid()}/stat").read_text()
+        os.kill(int(line.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        time.sleep(1e6)
+        return 1.0
+
+    @staticmethod
+    def garble(text: str, info: dict[str, Any]) -> float:
+        """Writes what is in `info["bytes"]` to every socket it has."""
+        for fd in range(3, 100):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, info["bytes"])
         return 1.0
 
     @staticmethod

@@ -6,12 +6,16 @@ import gzip
 import json
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quadriga.errors import DataError
+from quadriga.config import load_config
+from quadriga.errors import ConfigError, DataError
+from quadriga.rewards import RewardPool, RewardSample, check_sources, sandbox
 from quadriga.rewards.sandbox import Limits, run
 from quadriga.rewards.scorers import code
 
@@ -81,6 +85,15 @@ def test_running_out_of_time_is_a_wrong_answer() -> None:
         ("import socket; socket.create_connection(('127.0.0.1', 80), 1)", "PermissionError"),
         ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
         ("import os; os.kill(-1, 9)", "PermissionError"),
+        ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)", "PermissionError"),
+        ("import os; os.setpriority(os.PRIO_USER, 0, 19)", "PermissionError"),
+        ("import os; os.sched_setaffinity(os.getppid(), {0})", "PermissionError"),
+        ("import os; os.sched_setscheduler(os.getppid(), os.SCHED_BATCH, os.sched_param(0))", "PermissionError"),
+        ("import os; open(f'/proc/{os.getppid()}/mem', 'rb')", "PermissionError"),
+        ("import os; open(f'/proc/{os.getppid()}/environ', 'rb')", "PermissionError"),
+        ("import os; os.pidfd_open(os.getppid())", "PermissionError"),
+        ("open('/etc/passwd')", "PermissionError"),
+        ("import os; os.listdir('/')", "PermissionError"),
         ("bytearray(4 << 30)", "MemoryError"),
         ("f = open('big', 'w')\nwhile True: f.write('x' * 1000000)", "File too large"),
         ("import sys; sys.exit(1)", "SystemExit"),
@@ -121,14 +134,88 @@ def test_threads_async_and_scratch_files_work() -> None:
     assert run(program, ["assert open('note.txt').read() == 'hello'"], limits=LIMITS).passed == 1
 
 
+SYSTEM_V = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+calls = [("shmget", 0x5EED, 4096, 0o1666), ("semget", 0x5EED, 1, 0o1666), ("msgget", 0x5EED, 0o1666)]
+print(*[getattr(libc, name)(*given) == -1 and os.strerror(ctypes.get_errno()) for name, *given in calls], sep=";")
+"""
+
+
+def test_system_v_ipc_is_refused() -> None:
+    assert run(SYSTEM_V, None, limits=LIMITS).stdout.strip() == ";".join(["Operation not permitted"] * 3)
+
+
 def test_nothing_outside_the_scratch_folder_can_be_written(tmp_path: Path) -> None:
     victim = tmp_path / "precious"
     victim.write_text("keep me")
-    result = run(f"import os; os.remove({str(victim)!r})", ["pass"], limits=LIMITS)
-    if not result.namespaces:
-        pytest.skip("user namespaces are forbidden on this machine; the sandbox says so in its result")
-    assert "Read-only" in (result.error or "")
+    for attack in (
+        "os.remove({0!r})",
+        "open({0!r}, 'w')",
+        "os.truncate({0!r}, 0)",
+        "os.chmod({0!r}, 0)",
+        "os.rename({0!r}, 'mine')",
+    ):
+        result = run("import os; " + attack.format(str(victim)), ["pass"], limits=LIMITS)
+        assert "Error" in (result.error or ""), attack
     assert victim.read_text() == "keep me"
+    assert victim.stat().st_mode & 0o777 != 0
+
+
+def test_nothing_outside_the_scratch_folder_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "answers").write_text("42")
+    result = run(f"print(open({str(tmp_path / 'answers')!r}).read())", None, limits=LIMITS)
+    assert "PermissionError" in (result.error or "")
+    assert "42" not in result.stdout
+
+
+@pytest.mark.parametrize("mode", ["O_WRONLY", "O_RDONLY", "O_RDWR"])
+def test_fifos_outside_are_out_of_reach(mode: str, tmp_path: Path) -> None:
+    """A read-only mount alone does not keep anybody from writing to a FIFO."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    ours = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        program = f"import os; os.write(os.open({str(fifo)!r}, os.{mode} | os.O_NONBLOCK), b'hello')"
+        assert "PermissionError" in (run(program, ["pass"], limits=LIMITS).error or "")
+        with pytest.raises(BlockingIOError):
+            os.read(ours, 5)
+    finally:
+        os.close(ours)
+
+
+@pytest.fixture
+def no_isolation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which programs cannot be shut in: the run's result says so."""
+    honest = sandbox._result
+    monkeypatch.setattr(sandbox, "_result", lambda *given: replace(honest(*given), confined=False))
+    sandbox.can_isolate.cache_clear()
+    yield
+    sandbox.can_isolate.cache_clear()
+
+
+@pytest.mark.usefixtures("no_isolation")
+def test_where_programs_cannot_be_shut_in_they_are_not_run_unless_asked_to() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)cannot be shut in.*reward\.require_isolation=False"):
+        code.score("code", DOUBLE, ["assert double(2) == 4"])
+    assert judged(DOUBLE, ["assert double(2) == 4"], require_isolation=False)[0] == 1.0
+
+
+@pytest.mark.usefixtures("no_isolation")
+def test_that_is_said_before_the_run() -> None:
+    config = load_config({"data": {"train_files": "x", "val_files": "x"}})
+    check_sources(config, ["gsm8k"])
+    with pytest.raises(ConfigError, match=r"reward\.require_isolation=False"):
+        check_sources(config, ["gsm8k", "mbpp"])
+    config.reward.require_isolation = False
+    check_sources(config, ["gsm8k", "mbpp"])
+
+
+def test_the_pool_hands_the_key_to_the_scorer() -> None:
+    for required in (True, False):
+        with RewardPool(require_isolation=required) as pool:
+            assert pool.function.kwargs["options"]["code"]["require_isolation"] is required
+            assert pool.score_all([RewardSample("mbpp", DOUBLE, ["assert double(2) == 4"])])[0].score == 1.0
 
 
 def test_the_environment_is_not_handed_in(monkeypatch: pytest.MonkeyPatch) -> None:

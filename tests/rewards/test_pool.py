@@ -183,7 +183,7 @@ def test_outcomes_are_told_apart_in_metrics_and_counters() -> None:
         found = metrics(results)
         assert pool.counters | {"workers_started": 0, "workers_lost": 0} == {
             "correct": 2, "wrong": 1, "unparsed": 1, "error": 1, "timeout": 1,
-            "retries": 0, "workers_started": 0, "workers_lost": 0,
+            "retries": 0, "workers_started": 0, "workers_lost": 0, "nurseries_lost": 0,
         }  # fmt: skip
     names = ("correct", "wrong", "unparsed", "errors", "timeouts")
     assert [round(found[f"reward/{name}"] * 6) for name in names] == [2, 1, 1, 1, 1]
@@ -277,7 +277,7 @@ def test_rows_that_cannot_be_sent_are_refused_at_once(hostile: str) -> None:
 def test_it_works_in_a_ray_actor_and_dies_with_it(hostile: str, marked: Marked) -> None:
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, logging_level=40, runtime_env={"env_vars": _marks()})
+    ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level=40, runtime_env={"env_vars": _marks()})
     try:
 
         class Scorer:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from reward_samples import HOSTILE
 
-from quadriga.errors import ConfigError
+from quadriga.errors import ConfigError, RewardError
 from quadriga.rewards import RewardPool, RewardSample, metrics, reward_function
 from quadriga.rewards.functions import from_callable
 from quadriga.rewards.result import RewardResult, clean
@@ -45,13 +45,30 @@ def test_keyword_arguments_reach_the_function() -> None:
         assert pool.score_all([RewardSample("any", "", 1)])[0].score == 1.5
 
 
-def test_a_function_that_cannot_be_imported_by_name_is_refused() -> None:
-    def inner(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
-        return 1.0
+def test_lambdas_closures_and_methods_score() -> None:
+    worth = {"right": 2.0}
 
-    for function in (inner, lambda *given: 1.0):
-        with pytest.raises(ConfigError, match="top level"):
-            RewardPool(function)
+    def closure(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
+        return worth.get(solution_str, 0.0)
+
+    class Scorer:
+        factor = 3.0
+
+        def score(self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
+            return self.factor
+
+    expected: list[tuple[Any, float]] = [(closure, 2.0), (lambda *given: 1.0, 1.0), (Scorer().score, 3.0)]
+    for function, score in expected:
+        with RewardPool(function, num_workers=1) as pool:
+            assert pool.score_all([RewardSample("any", "right", 1)])[0].score == score
+
+
+def test_a_function_that_holds_on_to_what_cannot_travel_is_refused() -> None:
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="cannot be sent to the scoring processes"):
+        RewardPool(lambda *given: float(lock.locked()))
 
 
 def test_a_function_of_the_script_itself_works(tmp_path: Path) -> None:
@@ -130,3 +147,78 @@ def test_extras_become_plain_data_and_metrics() -> None:
     assert "reward/extra/note" not in told
     assert told["reward/correct"] + told["reward/wrong"] == 1.0
     assert metrics([]) == {}
+
+
+FOR_ROWS_WITH_COLUMNS = """
+def by_name(solution_str, answer, level=1): return {"score": float(answer), "level": level}
+def with_all(data_source, solution_str, ground_truth, extra_info, answer): return float(answer) + len(extra_info)
+def anything(**given): return {"score": float(given["answer"]), "names": len(given)}
+def rest(solution_str, **others): return float(others["answer"] + others["bonus"])
+def keyword_only(*, solution_str, answer): return float(answer)
+def many(solution_strs, answer): return [float(number) for number in answer]
+async def waiting(solution_str, answer): return float(answer)
+def trl(completions, answer): return [1.0]
+def one(text): return 1.0
+def five(a, b, c, d, e): return 1.0
+def missing(solution_str, anwser): return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def rows_module(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("rows") / "mine.py"
+    file.write_text(FOR_ROWS_WITH_COLUMNS)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "score"),
+    [
+        ("by_name", {}, 3.0),
+        ("with_all", {}, 5.0),
+        ("anything", {}, 3.0),
+        ("rest", {"bonus": 2}, 5.0),
+        ("keyword_only", {}, 3.0),
+        ("waiting", {}, 3.0),
+    ],
+)
+def test_parameters_are_filled_from_the_columns_of_the_row(
+    name: str, kwargs: dict[str, Any], score: float, rows_module: str
+) -> None:
+    with RewardPool(reward_function(rows_module, name, kwargs)) as pool:
+        result = pool.score_all([RewardSample("any", "text", None, {"answer": 3, "level": 7})])[0]
+        assert (result.score, result.error) == (score, None)
+        if name == "by_name":
+            assert result.extra["level"] == 7
+
+
+def test_a_batch_function_is_given_columns_as_lists(rows_module: str) -> None:
+    with RewardPool(reward_function(rows_module, "many", batched=True)) as pool:
+        rows = [RewardSample("any", "text", None, {"answer": k}) for k in (1, 2, 3)]
+        assert [result.score for result in pool.score_all(rows)] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["trl", "one", "five"])
+def test_a_signature_that_does_not_fit_is_explained_with_the_expected_one(name: str, rows_module: str) -> None:
+    expected = r"(?s)takes \(.*which does not fit.*data_source, solution_str, ground_truth, extra_info.*column"
+    with pytest.raises(RewardError, match=expected):
+        RewardPool(reward_function(rows_module, name))
+
+
+def test_a_parameter_that_no_column_fills_is_told_before_the_run_and_by_the_first_sample(rows_module: str) -> None:
+    with RewardPool(reward_function(rows_module, "missing")) as pool:
+        row = {"data_source": "custom", "raw_prompt": "2+1=", "answer": 3, "extra_info": {"level": 1}}
+        with pytest.raises(ConfigError, match=r"(?s)'anwser'.*answer, level, prompt"):
+            pool.check_row(row)
+        pool.check_row({**row, "anwser": 3})
+        with pytest.raises(RewardError, match="'anwser'"):
+            pool.score_all([RewardSample("any", "text", None, {"answer": 3})])
+
+
+def test_extras_that_nothing_could_hold_or_write_become_text() -> None:
+    cleaned = clean({"score": 1.0, "pred": "a\ud800b", "huge": 10**400, "half": "\udfff", "key\ud800": 1})
+    assert cleaned["extra"]["huge"] == "a whole number of 1329 bits"
+    assert (cleaned["pred"], cleaned["extra"]["half"]) == ("a?b", "?")
+    assert metrics([RewardResult(1.0, "correct", extra=cleaned["extra"])])["reward/score"] == 1.0
+    for name in cleaned["extra"]:
+        name.encode()

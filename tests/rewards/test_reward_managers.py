@@ -208,6 +208,26 @@ def test_a_missing_column_or_truth_names_it(tokenizer: PreTrainedTokenizerFast, 
         RewardManager(tokenizer, 0, pool=pool)(data)
 
 
+def test_rows_of_ones_own_need_neither_data_source_nor_ground_truth(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Rows as other libraries have them: a prompt, and whatever columns the function asks for."""
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(solution_str, answer, extra_info, ground_truth):\n"
+        "    assert ground_truth is None and extra_info['level'] == 2 and extra_info['split'] == 'x', extra_info\n"
+        "    return float(str(answer) in solution_str)\n"
+    )
+    data = batch_of(tokenizer, [("q", "it is 5", None), ("q", "it is 6", None)], extra=[{"split": "x"}] * 2)
+    del data.non_tensor_batch["reward_model"], data.non_tensor_batch["data_source"]
+    data.non_tensor_batch["answer"] = np.array([5, 5], dtype=object)
+    data.non_tensor_batch["level"] = np.array([2, 2])
+    with RewardPool(f"{tmp_path}/mine.py:compute_score") as pool:
+        manager = NaiveRewardManager(tokenizer, 1, pool=pool)
+        assert manager(data).sum(dim=1).tolist() == [1.0, 0.0]
+        data.non_tensor_batch["ground_truth"] = np.array(["a", "b"], dtype=object)
+        assert [sample.ground_truth for sample in manager.samples(data)] == ["a", "b"]
+
+
 def test_dapo_takes_a_growing_penalty_for_length(tokenizer: PreTrainedTokenizerFast, pool: RewardPool) -> None:
     texts = ["#### 5", "#### 5aaa", "#### 5aaaaaaaa"]  # 7, 10 and 15 tokens with the EOS
     data = batch_of(tokenizer, [("q", text, "5") for text in texts], "gsm8k")
@@ -251,9 +271,9 @@ def test_batch_needs_a_function_for_batches(tokenizer: PreTrainedTokenizerFast, 
 def test_managers_are_found_by_name(tokenizer: PreTrainedTokenizerFast, pool: RewardPool) -> None:
     assert type(build_manager("naive", tokenizer, 0, pool=pool)) is NaiveRewardManager
     assert type(build_manager("dapo", tokenizer, 0, pool=pool, max_resp_len=8)) is DAPORewardManager
-    with pytest.raises(ConfigError, match=r"'naiv'. Known: batch, dapo, naive"):
+    with pytest.raises(ConfigError, match=r"'naiv'. Known: batch, dapo, judge, naive"):
         build_manager("naiv", tokenizer, 0, pool=pool)
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="cannot be found"):
         build_manager("no_such_module:Manager", tokenizer, 0, pool=pool)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,21 @@ def test_the_example_function_works_in_a_pool(tmp_path: Path) -> None:
     assert (result.score, result.extra) == (1.0, {"length": 7})
 
 
+def test_the_example_with_a_column_works_in_a_pool(tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(EXAMPLES[1])
+    with RewardPool(f"{tmp_path}/my.py:compute_score") as pool:
+        assert pool.score_all([RewardSample("custom", "it is 5", None, {"answer": 5})])[0].score == 1.0
+
+
+def test_the_example_of_a_manager_changes_scores() -> None:
+    space: dict[str, Any] = {}
+    exec(EXAMPLES[3], space)
+    manager = space["BriefRewardManager"](None, 0)
+    assert manager.adjust(RewardResult(1.0, "correct"), 100).score == pytest.approx(0.9)
+
+
 def test_the_example_of_the_pool_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(EXAMPLES[1], {})
+    exec(EXAMPLES[2], {})
     assert sorted(capsys.readouterr().out.splitlines()) == ["0.0 unparsed", "0.5", "1.0 correct"]
 
 

@@ -13,8 +13,11 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB = 331
@@ -39,6 +42,11 @@ CONFIGS = {
     "gemma3_window": lambda: Gemma3TextConfig(
         **_GEMMA, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
     ),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_SHAPE, head_dim=16, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[1]
+    ),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "phi3": lambda: Phi3Config(**_SHAPE, pad_token_id=0),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=256, attn_pdrop=0.1, resid_pdrop=0.1
     ),

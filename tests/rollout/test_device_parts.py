@@ -62,8 +62,8 @@ def test_changes_rebuild_the_block_tables_on_the_device(samples: int) -> None:
 def test_prompts_wait_for_a_sixteenth_of_the_slots_while_samples_run() -> None:
     scheduler = Scheduler(BlockPool(512), 4, 32, 64, 256, on_preempt=lambda sequence: None, on_device=True)
     for number in range(34):
-        request = Request(str(number), [1, 2, 3], SamplingParams())
-        scheduler.submit(np.array([1, 2, 3]), [Sequence(request, 0, float("inf"))])
+        request = Request(str(number), [1, 2, number], SamplingParams())
+        scheduler.submit(np.array(request.prompt_ids), [Sequence(request, 0, float("inf"))])
     scheduler.advance(scheduler.schedule())
     assert len(scheduler.running) == 32
     scheduler.finish(scheduler.running[:1])

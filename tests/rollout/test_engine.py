@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from rollout_models import VOCAB, own_log_probs, tiny_model
 
 from quadriga.errors import ConfigError, DataError, WorkerError
-from quadriga.rollout import Completion, Request, RolloutEngine, SamplingParams, create_engine, register_engine
-from quadriga.rollout.native.weights import checksum
+from quadriga.rollout import Completion, Request, RolloutEngine, SamplingParams, create_engine, register_engine, registry
+from quadriga.rollout.weights import checksum
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +156,29 @@ def test_a_stale_engine_refuses_to_generate(model: Any) -> None:
     echo = engine.update_weights(4)
     assert (echo.version, engine.version) == (4, 4)
     with pytest.raises(WorkerError, match="version 4, but 5"):
-        engine.generate([ask()], expected_version=5)
-    assert next(engine.generate([ask()], expected_version=4)).version == 4
+        list(engine.generate([replace(ask(), version=5)]))
+    assert next(engine.generate([replace(ask(), version=4)])).version == 4
+
+
+def test_a_sample_in_flight_goes_on_under_new_weights_and_tells_which_wrote_what(model: Any) -> None:
+    """With the blocks of the old weights, or with blocks computed anew: then the tail is what the new weights say."""
+    other = tiny_model(seed=7)
+    for recompute in (False, True):
+        engine = make(tiny_model(), recompute_on_update=recompute)
+        engine.update_weights(1)
+        engine.submit(ask("a", new=20, samples=2))
+        for _ in range(6):
+            assert not engine.step()
+        engine.update_weights(2, other.named_parameters())
+        assert not engine.idle
+        done = []
+        while not engine.idle:
+            done += engine.step()
+        assert [c.versions for c in done] == [((1, 6), (2, 14))] * 2
+        for c in done:
+            own = own_log_probs(other, list(range(5)), c.token_ids)
+            gap = (own - torch.tensor(c.full_log_probs))[6:].abs().max().item()
+            assert (gap < 1e-4) is recompute
 
 
 def test_weights_changed_in_place_are_used_at_once_and_change_the_checksum() -> None:
@@ -195,11 +217,11 @@ def test_checksums_of_shards_add_up() -> None:
     assert checksum([("w", weight.to(torch.bfloat16))]) != checksum([("w", weight)]) != checksum([("v", weight)])
 
 
-def test_new_weights_and_sleep_wait_for_the_end_of_a_generation(model: Any) -> None:
+def test_sleep_and_another_generation_wait_for_the_end_of_the_first(model: Any) -> None:
     engine = make(model)
     stream = engine.generate([ask("a", new=2), ask("b", new=50)])
     next(stream)
-    for action in (lambda: engine.update_weights(3), engine.sleep, lambda: engine.generate([ask()])):
+    for action in (engine.sleep, lambda: engine.generate([ask()])):
         with pytest.raises(WorkerError, match="middle of a generation"):
             action()
     stream.close()
@@ -211,7 +233,7 @@ def test_sleep_gives_the_cache_back_and_wake_goes_on(model: Any) -> None:
     before = list(engine.generate([ask(samples=2)]))
     engine.sleep()
     with pytest.raises(WorkerError, match="asleep"):
-        engine.generate([ask()])
+        list(engine.generate([ask()]))
     engine.wake()
     assert list(engine.generate([ask(samples=2)])) == before
 
@@ -260,18 +282,36 @@ def test_an_unknown_engine_lists_the_known_ones() -> None:
         create_engine("natve")
 
 
-def test_an_engine_of_ones_own_can_be_registered(model: Any) -> None:
-    class Echo:
+def test_an_engine_of_ones_own_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Echo(RolloutEngine):
         """Repeats the prompt."""
 
-        version = 0
+        version, capacity, longest = 0, 1, 8
 
-        def generate(self, requests: list[Request], expected_version: int | None = None) -> Any:
-            for r in requests:
-                zeros = [0.0] * len(r.prompt_ids)
-                yield Completion(r.request_id, r.uid, 0, list(r.prompt_ids), zeros, zeros, "length", 0)
+        def __init__(self) -> None:
+            self.asked: list[Request] = []
 
-    register_engine("echo-of-tests", Echo)  # type: ignore[arg-type]
+        @property
+        def idle(self) -> bool:
+            return not self.asked
+
+        def check(self, request: Request) -> None: ...
+
+        def submit(self, request: Request) -> None:
+            self.asked.append(request)
+
+        def step(self) -> list[Completion]:
+            r = self.asked.pop()
+            zeros = [0.0] * len(r.prompt_ids)
+            return [Completion(r.request_id, r.uid, 0, list(r.prompt_ids), zeros, zeros, "length", ((0, len(zeros)),))]
+
+        def clear(self) -> None:
+            self.asked.clear()
+
+        update_weights = abort = sleep = wake = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(registry, "_ENGINES", dict(registry._ENGINES))  # known to no other test
+    register_engine("echo-of-tests", Echo)
     engine: RolloutEngine = create_engine("echo-of-tests")
     assert next(iter(engine.generate([ask()]))).token_ids == [0, 1, 2, 3, 4]
 

@@ -40,6 +40,13 @@ def test_streams_of_different_keys_do_not_meet() -> None:
     assert len({stream_key(*p) for p in parts}) == len(parts)
 
 
+def test_every_call_of_an_episode_has_a_stream_of_its_own_and_the_first_that_of_a_single_request() -> None:
+    keys = [stream_key(1, 2, (3, 4), i, call) for i in range(8) for call in range(64)]
+    assert len(set(keys)) == len(keys)
+    assert keys[::64] == [stream_key(1, 2, (3, 4), i) for i in range(8)]
+    assert stream_key(0, 0, (0, 0), 0) == 8695987549771912286  # a stored run can be generated again
+
+
 def test_a_key_depends_on_the_order_of_its_parts() -> None:
     assert stream_key(1, 2, (3, 4), 5) != stream_key(2, 1, (3, 4), 5) != stream_key(2, 1, (4, 3), 5)
 

@@ -23,7 +23,7 @@ def step_metrics(step: int) -> dict[str, Any]:
         "timing_s/gen": 0.6,
         "timing_s/update_actor": 0.4,
         "timing_s/step": 1.0,
-        "perf/throughput": 12345.0,
+        "perf/total_throughput": 12345.0,
         "perf/total_num_tokens": 12000,
     }
     if step % 10 == 0:

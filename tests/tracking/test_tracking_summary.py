@@ -2,20 +2,23 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import math
 import sys
+import tracemalloc
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from recorded_run import STEPS, record_run
 from rich.console import Console
 
 from quadriga.tracking import RunDirectory
 from quadriga.tracking.before_after import choose_before_after
 from quadriga.tracking.curves import Curve, Panel, run_panels, ticks
 from quadriga.tracking.durations import clock, in_words
-from quadriga.tracking.summary import report, summarize
+from quadriga.tracking.summary import report, summarize, write_page
 from quadriga.tracking.svg_plot import HEIGHT, WIDTH, render_svg
 from quadriga.tracking.terminal_chart import draw_chart
 
@@ -149,6 +152,24 @@ def test_a_long_run_makes_a_small_picture() -> None:
     assert len(render_svg([panel], "long")) < 100_000
 
 
+def test_the_page_of_a_long_run_takes_little_of_the_drivers_memory(tmp_path: Path) -> None:
+    """It is renewed while the run goes on: what it reads of the metrics must not grow the driver as they grow."""
+    run = record_run(tmp_path / "run")
+    others = {f"other/metric_{n}": n / 7 for n in range(100)}
+    with run.metrics_file.open("a") as file:
+        for step in range(STEPS + 1, 3000):
+            file.write(json.dumps({"step": step, "time": 1.0, "critic/score/mean": step / 3000, **others}) + "\n")
+    write_page(run)  # whatever is imported or kept once
+    tracemalloc.start()
+    try:
+        write_page(run)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < run.metrics_file.stat().st_size / 2, f"{peak / 1e6:.1f} MB"
+    assert run.recorded_steps() == set(range(3000))
+
+
 def test_several_data_sources_have_a_curve_each_and_names_with_slashes_work() -> None:
     lines = [
         {
@@ -232,3 +253,14 @@ def test_looking_at_runs_needs_no_heavy_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_single_validation_is_compared_with_nothing(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin()
+    directory.append_metrics(1, {"val/arithmetic/acc/mean@1": 0.887, "critic/score/mean": 0.5})
+    summary = summarize(directory)
+    directory.close()
+    assert summary.validations == 1
+    assert "88.7%" in summary.headline
+    assert "→" not in summary.headline

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from tiny_policy import write_task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from user_run import overrides
 
 
 @pytest.mark.slow
@@ -24,8 +30,7 @@ def test_an_interrupted_run_stops_within_seconds_and_resumes(tmp_path, how):
     config["algorithm"] = {"adv_estimator": "grpo"}
     config["trainer"] |= {"executor": "ray", "total_training_steps": 400, "test_freq": -1, "save_freq": -1}
     config["ray_kwargs"] = {"ray_init": {"num_cpus": 2, "log_to_driver": False}}
-    (tmp_path / "job.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-    command = [sys.executable, "-c", _RUN, str(tmp_path / "job.yaml")]
+    command = [sys.executable, "-m", "quadriga.trainer.main_ppo", *overrides(config)]
     run = tmp_path / "task" / "run"
 
     first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -44,19 +49,12 @@ def test_an_interrupted_run_stops_within_seconds_and_resumes(tmp_path, how):
     done = _steps(run)[-1]
     assert done < 400
 
-    changed = [*command, f"trainer.total_training_steps={done + 3}"]
+    assert f"the checkpoint of step {done} is {run / 'checkpoints' / f'global_step_{done}'}" in errors
+    again = re.search(r"^go on from there with: python (.+)$", errors, re.MULTILINE)
+    assert again is not None, errors
+    changed = [sys.executable, *shlex.split(again[1]), f"trainer.total_training_steps={done + 3}"]
     subprocess.run(changed, check=True, timeout=120, start_new_session=True, capture_output=True)
     assert _steps(run) == list(range(1, done + 4)), "every step once, none lost"
-
-
-_RUN = """
-import sys
-from omegaconf import OmegaConf
-from quadriga.cli import run_command
-from quadriga.trainer.main_ppo import run_ppo
-config = OmegaConf.merge(OmegaConf.load(sys.argv[1]), OmegaConf.from_dotlist(sys.argv[2:]))
-sys.exit(run_command(lambda _: run_ppo(config), []))
-"""
 
 
 def _steps(run) -> list[int]:

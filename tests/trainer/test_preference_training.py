@@ -10,8 +10,10 @@ from tiny_pairs import pair_job, write_pairs
 from tiny_policy import write_model
 from tiny_sft import as_arguments, read_metrics, run_module
 
-from quadriga.config.supervised_load import load_supervised_config
+from quadriga.config import load_config
 from quadriga.config.supervised_schema import SCHEMAS
+from quadriga.dashboard.catalog import Catalog
+from quadriga.dashboard.samples import Query, sample_page
 from quadriga.trainer.supervised.entry import run_supervised
 from quadriga.trainer.supervised.trainer import SupervisedTrainer
 
@@ -32,7 +34,7 @@ def job(tmp_path, model):
 
 
 def trainer_of(kind, config) -> SupervisedTrainer:
-    return SupervisedTrainer(load_supervised_config(config, SCHEMAS[kind]))
+    return SupervisedTrainer(load_config(config, SCHEMAS[kind]))
 
 
 @pytest.mark.parametrize(("kind", "model_keys"), [("rm", {}), ("dpo", {}), ("dpo", {"lora_rank": 4})])
@@ -49,6 +51,13 @@ def test_it_learns_which_answer_is_better(job, tmp_path, model, kind, model_keys
     assert after["val/loss"] < 0.5
     assert after["val/accuracy"] > 0.9 > before["val/accuracy"]
     assert after["val/chosen_reward"] > after["val/rejected_reward"]
+    (run,) = Catalog([tmp_path / "run"]).look()
+    kept = sample_page(run, Query("val", run.step))["rows"]
+    assert len(kept) == 32
+    assert sum(row["outcome"] == "correct" for row in kept) / 32 == pytest.approx(after["val/accuracy"])
+    assert kept[0]["chosen"]["text"] != kept[0]["rejected"]["text"]
+    margins = [row["chosen"]["reward"] - row["rejected"]["reward"] for row in kept]
+    assert sum(margins) / 32 == pytest.approx(after["val/margin"], rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["rm", "dpo"])
@@ -109,7 +118,7 @@ def test_the_reference_of_dpo_is_the_start_also_after_a_resume(job):
 def test_the_reward_model_folder_loads_in_transformers_and_in_quadriga(job, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from quadriga.checkpoint.command import main as export
+    from quadriga.commands.export import main as export
     from quadriga.config.schema_models import AuxModelConfig
     from quadriga.engine import TrainingEngine
     from quadriga.models.load import load_reward_model

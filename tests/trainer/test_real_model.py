@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quadriga.evaluation.command import main as evaluate
+from quadriga.commands.evaluate import main as evaluate
 from quadriga.trainer.fsdp_sft_trainer import run_sft
 from quadriga.trainer.main_ppo import run_ppo
 

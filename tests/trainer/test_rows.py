@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quadriga import DataProto
-from quadriga.trainer.ppo.rows import layout, repeat_for_samples
+from quadriga.trainer.ppo.rows import layout
 from quadriga.trainer.ppo.validation import validation_metrics
 
 
@@ -40,13 +39,6 @@ def test_balanced_ranks_have_nearly_the_same_number_of_tokens():
     assert totals.max() - totals.min() < 0.02 * totals.mean()
     unbalanced = lengths[layout(lengths.tolist(), 1, 4, False).reshape(4, -1)].sum(1)
     assert totals.max() < unbalanced.max()
-
-
-def test_samples_of_a_prompt_are_numbered():
-    prompts = DataProto.from_dict(non_tensors={"uid": np.array(["a", "b"], dtype=object)})
-    rows = repeat_for_samples(prompts, 3)
-    assert rows.non_tensor_batch["uid"].tolist() == ["a"] * 3 + ["b"] * 3
-    assert rows.non_tensor_batch["sample_index"].tolist() == [0, 1, 2] * 2
 
 
 def test_validation_figures_by_hand():

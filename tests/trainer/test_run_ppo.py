@@ -13,6 +13,7 @@ import pytest
 import ray
 from omegaconf import OmegaConf
 
+import quadriga
 from quadriga.config.load import CONFIG_DIR
 from quadriga.errors import ConfigError, ResourceError, WorkerError
 from quadriga.trainer import main_ppo
@@ -30,6 +31,7 @@ def ray_8():
     ray.shutdown()
     env_vars = {"PYTHONPATH": str(HERE)}
     ray.init(
+        address="local",
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,
@@ -83,7 +85,7 @@ def test_every_role_the_config_needs_is_alive(ray_8, tmp_path):
     config = complete_config(n_gpus_per_node=2, rollout_data_dir=str(tmp_path / "seen"))
     config.actor_rollout_ref.actor.use_kl_loss = True
     config.reward_model.enable = True
-    config.reward_model.model.path = "a-reward-model"
+    config.reward_model.model.path = str(Path(quadriga.__file__).parent / "assets" / "arithmetic")
     config.reward_model.enable_resource_pool = True
     config.reward_model.n_gpus_per_node = 1
     run_ppo(config, task_runner_class=RecordingRunner)
@@ -176,6 +178,7 @@ def test_roles_have_their_names():
         "RewardModel": "rm",
         "ActorRolloutRef": "actor_rollout_ref",
         "Env": "env",
+        "Teacher": "teacher",
     }
 
 
@@ -219,7 +222,8 @@ def test_command_line_starts_ray_and_leaves_no_litter(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "actor_rollout in 2 processes" in run.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["outputs"]
-    assert (tmp_path / "outputs/quadriga/quickstart/checkpoints/global_step_1/huggingface/model.safetensors").exists()
+    (run_directory,) = (tmp_path / "outputs/quadriga").glob("arithmetic-20*")
+    assert (run_directory / "checkpoints/global_step_1/huggingface/model.safetensors").exists()
 
 
 def test_command_line_names_the_nearest_key(tmp_path):

@@ -9,7 +9,9 @@ import pytest
 
 from quadriga.checkpoint.background import BackgroundWrite
 from quadriga.checkpoint.store import CheckpointStore
+from quadriga.controller.calls import WorkersDied
 from quadriga.errors import CheckpointError
+from quadriga.tracking.phases import Phases
 from quadriga.trainer.ppo import saver as saver_module
 from quadriga.trainer.ppo.saver import Saver
 
@@ -21,6 +23,7 @@ class Crew:
         self.second = lambda file: file.write_text("two")
         self.need = 0
         self.gone = False
+        self.died = None
         self.writers = []
 
     def copy_state(self):
@@ -33,6 +36,9 @@ class Crew:
 
     def written(self):
         return [None if self.gone else writer.state() for writer in self.writers]
+
+    def death(self, during):
+        return self.died
 
 
 @pytest.fixture
@@ -92,10 +98,14 @@ def test_a_part_that_cannot_be_written_stops_the_run_at_the_next_step(saver, sto
 
     crew.second = fail
     saver.start(2, {"step": 2})
-    saver.step_recorded()
-    time.sleep(0.5)
+
+    def next_steps():
+        for _ in range(100):
+            saver.step_recorded()
+            time.sleep(0.05)
+
     with pytest.raises(CheckpointError, match=r"checkpoint of step 2 was not written: OSError.*No space left"):
-        saver.step_recorded()
+        next_steps()
     assert steps(store) == [1]
     assert not left_over(store)
 
@@ -106,9 +116,13 @@ def test_a_last_checkpoint_that_fails_is_not_forgotten(saver, crew):
 
     crew.second = fail
     saver.start(1, {"step": 1})
-    saver.step_recorded()
-    with pytest.raises(CheckpointError, match="the disk is full"):
+
+    def end():
+        saver.step_recorded()  # which says so already if the writers are that fast
         saver.finish()
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        end()
 
 
 def test_too_little_room_is_noticed_before_anything_is_written(saver, store, crew):
@@ -141,6 +155,57 @@ def test_writers_that_are_gone_are_not_waited_for(saver, store, crew):
     assert time.monotonic() - begin < 4
     assert steps(store) == []
     assert not left_over(store)
+
+
+def test_a_writer_that_dies_is_a_death_not_a_wait(saver, store, crew):
+    """Its answer is None, and the driver waits for nothing else: at the last checkpoint, or before the next."""
+    for meets in (saver.finish, lambda: saver.start(2, {"step": 2})):
+        crew.gone, crew.died = True, WorkersDied("actor rank 1 of 2 died during the writing of a checkpoint")
+        saver.start(1, {"step": 1})
+
+        def go_on(meets=meets):
+            saver.step_recorded()  # which says so already if the thread is that fast
+            meets()
+
+        begin = time.monotonic()
+        with pytest.raises(WorkersDied, match="rank 1 of 2 died"):
+            go_on()
+        assert time.monotonic() - begin < 2
+        assert steps(store) == []
+        assert not left_over(store)
+    crew.gone, crew.died = False, None
+    saver.start(1, {"step": 1})
+    saver.step_recorded()
+    saver.finish()
+    assert steps(store) == [1], "its draft is written again"
+
+
+def test_a_slow_answer_is_no_death_but_endless_silence_is(saver, store, crew, monkeypatch):
+    monkeypatch.setattr(saver_module, "LONGEST_POLL_S", 0.1)
+    crew.gone = True
+    saver.start(1, {"step": 1})
+    saver.step_recorded()
+    time.sleep(0.5)
+    crew.gone = False
+    saver.finish()
+    assert steps(store) == [1]
+    monkeypatch.setattr(saver_module, "SILENT_S", 0.3)
+    crew.gone = True
+    saver.start(2, {"step": 2})
+    saver.step_recorded()
+    with pytest.raises(WorkersDied, match=r"has not answered for 0.3 s in the writing of the checkpoint of step 2"):
+        saver.finish()
+
+
+def test_the_driver_waits_inside_a_phase(store, crew):
+    phases = Phases()
+    saver = Saver(store, crew, 5, lambda name: phases(name, timed=False))
+    crew.second = lambda file: (time.sleep(0.3), file.write_text("two"))
+    saver.start(1, {"step": 1})
+    saver.step_recorded()
+    saver.finish()
+    assert len(phases.history("wait_for_checkpoint")) == 1
+    assert phases.take_timings() == {}
 
 
 def test_a_writer_that_never_ends_is_given_up(store, crew, monkeypatch):

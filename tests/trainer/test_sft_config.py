@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from quadriga.config.supervised_load import (
-    REFERENCE_PAGE,
-    config_file,
-    load_supervised_config,
-    render_reference_page,
-    render_supervised_yaml,
-    screen_supervised_overrides,
-)
+from quadriga.config import load_config, screen_overrides
+from quadriga.config.command_line import config_file
+from quadriga.config.render import SUPERVISED_PAGE, render_supervised_page, render_yaml
 from quadriga.config.supervised_schema import SCHEMAS, DPOConfig, RMConfig, SFTConfig
 from quadriga.config.typed import default_values
 from quadriga.errors import ConfigError
@@ -21,17 +16,17 @@ COMPLETE = {"data": {"train_files": "a.jsonl"}, "model": {"partial_pretrain": "s
 
 
 def load_sft(source):
-    return load_supervised_config(source, SFTConfig)
+    return load_config(source, SFTConfig)
 
 
 def screen_sft(arguments):
-    return screen_supervised_overrides(arguments, SFTConfig)
+    return screen_overrides(arguments, SFTConfig)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values())
 def test_yaml_files_are_rendered_from_their_schema(schema):
-    assert config_file(schema).read_text(encoding="utf-8") == render_supervised_yaml(schema), (
-        "run `python -m quadriga.config.supervised_load --write`"
+    assert config_file(schema).read_text(encoding="utf-8") == render_yaml(schema), (
+        "run `python -m quadriga.config.render --write`"
     )
     values = OmegaConf.to_container(OmegaConf.load(config_file(schema)), resolve=False)
     del values["hydra"]
@@ -39,10 +34,10 @@ def test_yaml_files_are_rendered_from_their_schema(schema):
 
 
 def test_the_reference_page_is_rendered_from_the_schemas():
-    if not REFERENCE_PAGE.parent.is_dir():
+    if not SUPERVISED_PAGE.parent.is_dir():
         pytest.skip("needs docs/ of the checkout")
-    assert REFERENCE_PAGE.read_text(encoding="utf-8") == render_reference_page(), (
-        "run `python -m quadriga.config.supervised_load --write`"
+    assert SUPERVISED_PAGE.read_text(encoding="utf-8") == render_supervised_page(), (
+        "run `python -m quadriga.config.render --write`"
     )
 
 
@@ -69,7 +64,7 @@ def test_a_few_keys_are_enough_and_the_rest_has_defaults():
             "no effect without data.multiturn.enable.*data.messages_key=chat",
         ),
         ({"data": {**COMPLETE["data"], "multiturn": {"tools_key": "t"}}}, "no tools"),
-        ({"ulysses_sequence_parallel_size": 2}, "not split over GPUs"),
+        ({"ulysses_sequence_parallel_size": 2}, "write model.ulysses_sequence_parallel_size=2"),
         ({"trainer": {"checkpoint": {"save_contents": ["sharded"]}}}, "always holds weights, optimiser"),
         ({"trainer": {"resume_mode": "resume_path"}}, "do not go together"),
         ({"data": {**COMPLETE["data"], "max_length": 99, "max_token_len_per_gpu": 50}}, "no room for one row"),
@@ -92,8 +87,11 @@ def test_keys_of_other_trainers_that_ask_for_what_is_done_anyway_are_dropped():
     assert screen_sft([*arguments, "optim.lr=1e-4"]) == ["optim.lr=1e-4"]
 
 
-def test_all_unknown_keys_of_a_command_line_are_told_at_once():
-    with pytest.raises(ConfigError, match=r"(?s)2 problems.*optim.learning_rate.*trainer.epoch"):
+def test_everything_wrong_with_a_command_line_is_told_at_once():
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)4 problems.*optim.learning_rate.*trainer.epoch.*train_files is not set.*model.partial_pretrain",
+    ):
         screen_sft(["optim.learning_rate=1", "trainer.epoch=3", "data.max_length=9"])
 
 
@@ -123,4 +121,4 @@ def test_conversations_can_be_asked_for_in_two_ways():
 )
 def test_preference_runs_that_make_no_sense_are_refused(schema, changes, message):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
-        load_supervised_config({**COMPLETE, **changes}, schema)
+        load_config({**COMPLETE, **changes}, schema)

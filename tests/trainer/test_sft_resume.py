@@ -13,7 +13,7 @@ import torch
 from tiny_sft import REPO, ROWS, as_arguments, read_metrics, run_module, sft_job, write_rows, write_shape
 
 from quadriga.checkpoint.store import CheckpointStore
-from quadriga.errors import CheckpointError
+from quadriga.errors import CheckpointError, ConfigError
 from quadriga.trainer.fsdp_sft_trainer import run_sft
 
 STEPS = 6
@@ -111,8 +111,11 @@ def test_old_checkpoints_are_thinned_out_and_the_newest_is_the_exported_model(jo
 def test_other_data_than_before_is_refused(job, tmp_path):
     run_sft(job("run"))
     fewer = write_rows(tmp_path / "fewer.jsonl", ROWS[:-2])
-    with pytest.raises(CheckpointError, match=r"training set is not the one|num_rows=12"):
+    with pytest.raises(ConfigError, match="another model or task"):
         run_sft(job("run", data={"train_files": str(fewer)}))
+    write_rows(tmp_path / "rows.jsonl", ROWS[:-2])
+    with pytest.raises(CheckpointError, match=r"training set is not the one|num_rows=12"):
+        run_sft(job("run"))
 
 
 def test_a_checkpoint_of_another_run_can_be_named(job, tmp_path):

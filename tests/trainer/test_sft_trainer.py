@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_sft import ROWS, as_arguments, read_metrics, run_module, sft_job, write_rows, write_shape
 
-from quadriga.config.supervised_load import load_supervised_config
+from quadriga.config import load_config
 from quadriga.config.supervised_schema import SFTConfig
+from quadriga.dashboard.catalog import Catalog
+from quadriga.dashboard.samples import Query, sample_page, sample_steps
+from quadriga.dashboard.timeline import Timelines
 from quadriga.data import SFTDataset
 from quadriga.errors import ConfigError, DataError
 from quadriga.trainer.fsdp_sft_trainer import command, run_sft
@@ -33,7 +37,7 @@ def job(tmp_path, shape):
 
 
 def sft_trainer(config) -> SupervisedTrainer:
-    return SupervisedTrainer(load_supervised_config(config, SFTConfig))
+    return SupervisedTrainer(load_config(config, SFTConfig))
 
 
 def weights_of(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -53,6 +57,30 @@ def test_loss_falls_on_a_tiny_job(job, tmp_path):
     validated = {line["step"]: line["val/loss"] for line in metrics if "val/loss" in line}
     assert list(validated) == [20, 40, 60]
     assert validated[60] < validated[20]
+
+
+def test_a_run_leaves_what_a_viewer_needs(job, tmp_path, capsys):
+    run_sft(job(trainer={"total_training_steps": 6, "test_freq": 3, "log_freq": 3}))
+    printed = capsys.readouterr().out
+    assert "step 3/6 · loss" in printed
+    assert "held-out loss" in printed
+    assert "step 2/6" not in printed
+    (run,) = Catalog([tmp_path / "run"]).look()
+    assert (run.kind, run.state(time.time()), run.step) == ("sft", "finished", 6)
+    assert sample_steps(run)["val"] == [3, 6]
+    sample = sample_page(run, Query("val", 6))["rows"][0]
+    assert sample["prompt"] + sample["response"] == ROWS[0]["question"] + ROWS[0]["answer"]
+    tokens = sample["tokens"]
+    learnt = [value for value, mask in zip(tokens["trainer_log_probs"], tokens["mask"]) if mask]
+    assert -sum(learnt) / len(learnt) == pytest.approx(sample["extras"]["loss"], abs=1e-3)
+    assert "Loss" in (tmp_path / "run" / "summary.html").read_text()
+    assert Timelines().steps(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_validation_files_examples_of_the_training_are_kept(job, tmp_path):
+    run_sft(job(data={"val_files": None}, trainer={"total_training_steps": 2}))
+    (run,) = Catalog([tmp_path / "run"]).look()
+    assert sample_steps(run) == {"train": [2], "val": []}
 
 
 def test_epochs_decide_the_length_and_the_schedule_ends_with_it(job, tmp_path):
@@ -207,8 +235,18 @@ def test_unknown_keys_end_the_command_with_the_nearest_key(job, capsys):
     assert "did you mean optim.clip_grad?" in capsys.readouterr().err
 
 
-def test_the_module_runs_without_torchrun(job, tmp_path):
-    done = run_module(as_arguments(job(trainer={"total_training_steps": 1})), cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("module", "model"),
+    [
+        ("quadriga.trainer.fsdp_sft_trainer", {}),
+        (
+            "quadriga.trainer.sft_trainer",
+            {"from_config": None, "path": "builtin:arithmetic"},
+        ),  # as newer scripts spell it
+    ],
+)
+def test_the_module_runs_without_torchrun(job, tmp_path, module, model):
+    done = run_module(as_arguments(job(model=model, trainer={"total_training_steps": 1})), module=module, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "model written to" in done.stdout
     assert not (tmp_path / "outputs").exists()

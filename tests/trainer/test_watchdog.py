@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from quadriga.config.schema import WatchdogConfig
+from quadriga.controller.calls import WorkersDied
 from quadriga.tracking.phases import Phases
 from quadriga.trainer.ppo.watchdog import Watchdog
 
@@ -106,6 +108,21 @@ def test_a_driver_that_hangs_itself_is_ended(make):
     with case.watchdog, case.phases("step"), case.phases("gen"):
         time.sleep(3)
     assert case.exits == [70]
+
+
+def test_every_stall_is_told_of_also_when_the_second_phase_lies_where_the_first_lay_in_memory(make):
+    """Python gives the address of an object that is gone to the next one of its kind, here at the second stall already."""
+    case = make(soft_s=0.05, soft_factor=1, hard_s=0.2, hard_factor=1)
+    case.steps(0.001)
+    with case.watchdog:
+        for stall in range(1, 6):
+            case.crew.abandoned.clear()
+            phase = case.phases("gen")
+            with suppress(WorkersDied), case.phases("step"), phase:
+                assert case.crew.abandoned.wait(5), f"stall {stall} was not ended"
+                raise WorkersDied(case.crew.reason)  # as the call that waits for the workers does
+            del phase
+            assert len(case.warnings) == 2 * stall, "one warning at the soft deadline, one at the hard one"
 
 
 def test_phases_in_time_are_left_alone(make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +13,7 @@ _TILE = 4096
 def statistics(
     raw: Tensor,
     targets: Tensor,
-    scale: float,
+    scale: float | Tensor,
     softcap: float | None,
     normaliser: Tensor,
     target_logit: Tensor,
@@ -21,8 +22,11 @@ def statistics(
     """Fill the `[R]` outputs with logsumexp(z), z of the target, and the entropy of softmax(z).
 
     `raw[R, V]` float32 are the lm_head's products; z = raw · scale, or softcap · tanh(raw · scale) with a softcap, which
-    is then the cap over the temperature.
+    is then the cap over the temperature. `scale` is one for all rows, or `[R]`: either way it comes from memory, so that
+    the very same machine code gives the log-probs of training and of exact generation.
     """
+    if not isinstance(scale, Tensor):
+        scale = torch.full((raw.shape[0],), scale, dtype=torch.float32, device=raw.device)
     _statistics_kernel[(raw.shape[0],)](
         raw,
         targets,
@@ -85,9 +89,10 @@ def _logits(raw, scale, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def _statistics_kernel(raw, targets, normaliser, target_logit, entropy, vocab, stride, scale, softcap,
+def _statistics_kernel(raw, targets, normaliser, target_logit, entropy, vocab, stride, scales, softcap,
                        CAPPED: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(scales + row)
     line = raw + row * stride
     column = tl.arange(0, TILE)
     highest = tl.full([TILE], float("-inf"), tl.float32)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
-from quadriga.errors import RewardError
+from quadriga.config.schema import RewardConfig
+from quadriga.errors import DataError, RewardError
 from quadriga.rewards.functions import reward_function
 from quadriga.rewards.managers.base import BaseRewardManager
 from quadriga.rewards.managers.kinds import (
@@ -13,12 +15,11 @@ from quadriga.rewards.managers.kinds import (
     DAPORewardManager,
     NaiveRewardManager,
     RewardManager,
-    as_batched,
 )
 from quadriga.rewards.managers.registry import manager_class, register_manager
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardSample
-from quadriga.rewards.scorers import modules_for
+from quadriga.rewards.scorers import check_machine, modules_for
 
 __all__ = [
     "BaseRewardManager",
@@ -28,6 +29,7 @@ __all__ = [
     "RewardManager",
     "build_manager",
     "check_sources",
+    "check_truths",
     "has_scorers",
     "load_reward_manager",
     "manager_class",
@@ -73,24 +75,34 @@ def open_pool(config: Any, log_file: str | None = None) -> RewardPool:
     custom, options = config.custom_reward_function, config.reward
     function = reward_function(custom.path, custom.name, _plain(custom.reward_kwargs))
     name = config.reward_model.reward_manager
-    if ":" not in name and issubclass(manager_class(name), BatchRewardManager):
-        function = as_batched(function)
-    return RewardPool(
-        function,
-        num_workers=options.num_workers,
-        timeout_s=options.timeout_s,
-        max_retries=options.max_retries,
-        on_error=options.on_error,
-        max_error_rate=options.max_error_rate,
-        memory_limit_mb=options.memory_limit_mb,
-        log_file=log_file,
-    )
+    if ":" not in name and issubclass(manager_class(name), BaseRewardManager):
+        function = manager_class(name).prepare(function, _plain(config.reward_model.reward_kwargs), options)
+    given = {key.name: getattr(options, key.name) for key in fields(RewardConfig) if hasattr(options, key.name)}
+    return RewardPool(function, log_file=log_file, **given)
 
 
 def check_sources(config: Any, sources: Iterable[str]) -> None:
-    """RewardError if rows are scored by their data source and there is no scorer for one of `sources`."""
-    if config.custom_reward_function.path is None and ":" not in config.reward_model.reward_manager:
+    """RewardError if rows are scored by their data source and there is no scorer for one of `sources`, or it cannot work."""
+    name = config.reward_model.reward_manager
+    if config.custom_reward_function.path is not None or ":" in name:
+        return
+    if not getattr(manager_class(name), "scores_itself", False):
         modules_for(sources)
+        options = _plain(config.custom_reward_function.reward_kwargs)
+        isolation = {"require_isolation": config.reward.require_isolation}
+        check_machine(sources, {"code": {**isolation, **options.get("code", {})}})
+
+
+def check_truths(config: Any, datasets: Iterable[Any]) -> None:
+    """DataError if rows are scored by their data source and one has nothing to be compared with."""
+    if config.custom_reward_function.path is not None or ":" in config.reward_model.reward_manager:
+        return
+    for dataset in datasets:
+        for index in getattr(dataset, "without_truth", {}).values():
+            raise DataError(
+                f"{dataset.rows.where(index)} has no reward_model.ground_truth, so its answers cannot be judged",
+                "give every row one, or score by a function of your own: custom_reward_function.path=file.py",
+            )
 
 
 def has_scorers(config: Any, sources: Iterable[str]) -> bool:

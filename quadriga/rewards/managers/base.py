@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from quadriga.errors import DataError, RewardError
 from quadriga.protocol import DataProto
 from quadriga.rewards.decoding import decode_rows
-from quadriga.rewards.functions import RewardFunction
+from quadriga.rewards.functions import RewardFunction, with_columns
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardResult, RewardSample, metrics
 
@@ -20,7 +20,8 @@ class BaseRewardManager:
     """Decodes the responses of a batch, has them scored by the pool, and places each score on its response's last token.
 
     The batch holds `prompts` [B, P] (padded left), `responses` [B, R] (padded right) and `attention_mask` [B, P+R]; the
-    non-tensors `data_source`, `reward_model` (a dict with `ground_truth`) and, optionally, `extra_info`.
+    non-tensors `data_source`, `reward_model` (a dict with `ground_truth`) and, optionally, `extra_info`; with a reward function
+    of the user's own all three are optional.
 
     A batch that carries `rm_scores` [B, R] has been scored by a reward model: they are returned as they are.
 
@@ -50,6 +51,14 @@ class BaseRewardManager:
         self._pool = pool
         self._owns_pool = pool is None
         self._pool_options = pool_options or {}
+
+    scores_itself = False
+    """Whether the manager needs no scorer of the data source."""
+
+    @classmethod
+    def prepare(cls, function: RewardFunction, reward_kwargs: Mapping[str, Any], pool: Any) -> RewardFunction:
+        """What a run's pool scores with: `function` as this manager needs it. `pool`: the section `reward`."""
+        return function
 
     @property
     def pool(self) -> RewardPool:
@@ -84,25 +93,31 @@ class BaseRewardManager:
         return self.samples_of(data, range(len(data)), ids)
 
     def samples_of(self, data: DataProto, rows: Sequence[int], responses: list[list[int]]) -> list[RewardSample]:
-        """The samples of some rows whose responses, as token ids, may not be in `data` yet."""
-        truths = _column(data, "reward_model")
-        sources = _column(data, self.reward_fn_key)
-        extras = data.non_tensor_batch.get("extra_info")
-        turns = data.non_tensor_batch.get("__num_turns__")
-        rollout_scores = data.non_tensor_batch.get("reward_scores")
+        """The samples of some rows whose responses, as token ids, may not be in `data` yet.
+
+        A function of the user's own gets all other columns of a row in `extra_info`; rows need no ground truth for it.
+        """
+        own = not self.pool.function.is_default
+        for needed in () if own else ("reward_model", self.reward_fn_key):
+            _check_column(data, needed)
+        columns = data.non_tensor_batch
+        sources = columns.get(self.reward_fn_key, [""] * len(data))
         samples = []
         for row, text in zip(rows, decode_rows(self.tokenizer, responses)):
-            if not isinstance(truths[row], dict) or "ground_truth" not in truths[row]:
+            given = {name: values[row] for name, values in columns.items()}
+            extra = dict(given.get("extra_info") or {})
+            if own:
+                extra = with_columns(given, extra)
+            for column, name in (("__num_turns__", "num_turns"), ("reward_scores", "rollout_reward_scores")):
+                if column in given:
+                    extra[name] = given[column]
+            truth = given.get("reward_model")
+            if not own and (not isinstance(truth, dict) or "ground_truth" not in truth):
                 raise DataError(
-                    f"row {row} of the batch has no reward_model.ground_truth, found {truths[row]!r}",
+                    f"row {row} of the batch has no reward_model.ground_truth, found {truth!r}",
                     "give every row a reward_model dict with ground_truth",
                 )
-            extra = dict(extras[row]) if extras is not None and extras[row] is not None else {}
-            if turns is not None:
-                extra["num_turns"] = turns[row]
-            if rollout_scores is not None:
-                extra["rollout_reward_scores"] = rollout_scores[row]
-            samples.append(RewardSample(str(sources[row]), text, truths[row]["ground_truth"], extra))
+            samples.append(RewardSample(str(sources[row]), text, _truth(given), extra))
         return samples
 
     def assemble(
@@ -128,7 +143,13 @@ class BaseRewardManager:
         return {"row_scores": scores, **self.extra(results)}
 
     def adjust(self, result: RewardResult, response_length: int) -> RewardResult:
-        """Hook: change a score by what the manager knows and the reward function does not, e.g. the length in tokens."""
+        """Hook: change a score by what the manager knows and the reward function does not.
+
+        Args:
+            result: what the reward function said (`score`, `acc`, `outcome`, `extra` …); shared, so return a changed copy:
+                `dataclasses.replace(result, score=…)`.
+            response_length: tokens of the response.
+        """
         return result
 
     def extra(self, results: list[RewardResult]) -> dict[str, Any]:
@@ -153,7 +174,7 @@ class BaseRewardManager:
         if self.num_examine <= 0:
             return
         shown: Counter[str] = Counter()
-        sources = _column(data, self.reward_fn_key)
+        sources = data.non_tensor_batch.get(self.reward_fn_key, [""] * len(data))
         prompts, width = data.batch["prompts"], data.batch["prompts"].shape[1]
         prompt_lengths = data.batch["attention_mask"][:, :width].sum(dim=1).tolist()
         lengths = self._response_lengths(data).tolist()
@@ -164,7 +185,7 @@ class BaseRewardManager:
                 continue
             prompt = self.tokenizer.decode(prompts[row, width - int(prompt_lengths[row]) :].tolist())
             response = self.tokenizer.decode(data.batch["responses"][row, : int(lengths[row])].tolist())
-            truth = data.non_tensor_batch["reward_model"][row]["ground_truth"]
+            truth = _truth({name: values[row] for name, values in data.non_tensor_batch.items()})
             told = f"{result.score:g} ({result.outcome})"
             print(
                 f"[data source] {source}\n[prompt] {prompt}\n[response] {response}\n[ground truth] {truth}\n[score] {told}"
@@ -185,10 +206,15 @@ def extra_info_of(results: list[RewardResult]) -> dict[str, list[Any]]:
     return info
 
 
-def _column(data: DataProto, name: str) -> Any:
+def _truth(row: dict[str, Any]) -> Any:
+    """`reward_model.ground_truth`, or else what a column `ground_truth` says."""
+    told = row.get("reward_model")
+    return told["ground_truth"] if isinstance(told, dict) and "ground_truth" in told else row.get("ground_truth")
+
+
+def _check_column(data: DataProto, name: str) -> None:
     if name not in data.non_tensor_batch:
         raise DataError(
             f"the batch has no column {name!r}; it has: {', '.join(sorted(data.non_tensor_batch))}",
             "keep this column of the dataset in the batch, or set data.reward_fn_key",
         )
-    return data.non_tensor_batch[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +101,10 @@ class BatchRewardManager(BaseRewardManager):
                 "the batch reward manager was given a pool whose function takes one sample at a time",
                 "open the pool with RewardFunction(…, batched=True), or use the naive manager",
             )
+
+    @classmethod
+    def prepare(cls, function: RewardFunction, reward_kwargs: Mapping[str, Any], pool: Any) -> RewardFunction:
+        return as_batched(function)
 
 
 def as_batched(compute_score: RewardFunction | str | Callable[..., Any] | None) -> RewardFunction:

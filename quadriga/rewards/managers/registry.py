@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from quadriga.errors import ConfigError
-from quadriga.rewards.functions import import_place
+from quadriga.registry import allow_name, import_named
 
 _MANAGERS: dict[str, type] = {}
 _Class = TypeVar("_Class", bound=type)
@@ -20,6 +20,7 @@ def register_manager(name: str) -> Callable[[_Class], _Class]:
         if _MANAGERS.get(name, cls) is not cls:
             raise ConfigError(f"there is a reward manager {name!r} already", "choose another name")
         _MANAGERS[name] = cls
+        allow_name("reward_model.reward_manager", name)
         return cls
 
     return keep
@@ -27,7 +28,8 @@ def register_manager(name: str) -> Callable[[_Class], _Class]:
 
 def manager_class(name: str) -> type[Any]:
     """By registered name, by `"package.module:Class"` or by `"folder/file.py:Class"`."""
-    importlib.import_module("quadriga.rewards.managers.kinds")
+    for built_in in ("kinds", "limited"):
+        importlib.import_module(f"quadriga.rewards.managers.{built_in}")
     if name in _MANAGERS:
         return _MANAGERS[name]
     place, colon, class_name = name.rpartition(":")
@@ -36,12 +38,7 @@ def manager_class(name: str) -> type[Any]:
             f"unknown reward manager {name!r}. Known: {', '.join(sorted(_MANAGERS))}",
             "use one of these, or name your own class as package.module:Class or folder/file.py:Class",
         )
-    try:
-        found = getattr(import_place(place), class_name, None)
-    except ImportError as problem:
-        raise ConfigError(
-            f"the reward manager {name!r} cannot be imported: {problem}", "check the module's name"
-        ) from problem
+    found = import_named(place, class_name, "reward_model.reward_manager")
     if not isinstance(found, type):
         raise ConfigError(f"there is no class {class_name!r} in {place}", "check reward_model.reward_manager")
     return found

@@ -21,7 +21,7 @@ from quadriga.errors import ConfigError, RewardError
 
 _HERE = "quadriga.rewards.scorers."
 
-# scorer -> (target, data sources, in lower case). The first source is the scorer's own name.
+# scorer -> (target, data sources, in lower case). The first source is the scorer's own name; `name/*` stands for a family.
 _BUILT_IN: dict[str, tuple[str, tuple[str, ...]]] = {
     "gsm8k": (
         _HERE + "gsm8k:score",
@@ -80,6 +80,7 @@ _BUILT_IN: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "countdown": (_HERE + "countdown:score", ("countdown", "jiayi-pan/countdown-tasks-3to4", "quadriga/countdown")),
     "arithmetic": (_HERE + "arithmetic:score", ("arithmetic", "quadriga/arithmetic")),
+    "reasoning_gym": (_HERE + "reasoning_gym:score", ("reasoning_gym/*",)),
     "exact": (_HERE + "match:score_exact", ("exact", "exact_match")),
     "regex": (_HERE + "match:score_regex", ("regex", "regex_match")),
     "code": (
@@ -127,7 +128,8 @@ def known_sources() -> list[str]:
 def target_of(data_source: str, targets: Mapping[str, str] | None = None) -> str:
     """The target that scores `data_source` (upper and lower case are the same); RewardError lists the known ones."""
     known = _targets if targets is None else targets
-    target = known.get(str(data_source).lower())
+    source = str(data_source).lower()
+    target = known.get(source, known.get(f"{source.partition('/')[0]}/*"))
     if target is None:
         raise RewardError(
             f"no scorer for data source {data_source!r}. Known: {', '.join(sorted(known))}",
@@ -140,6 +142,14 @@ def target_of(data_source: str, targets: Mapping[str, str] | None = None) -> str
 def modules_for(data_sources: Iterable[str], targets: Mapping[str, str] | None = None) -> list[str]:
     """The modules that score these sources; a pool imports them once, before it forks its workers."""
     return sorted({target_of(source, targets).partition(":")[0] for source in data_sources})
+
+
+def check_machine(data_sources: Iterable[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Whether what scores these sources can work on this machine: before anything expensive; ConfigError if not."""
+    code = _BUILT_IN["code"][0]
+    wanted = (options or {}).get("code", {}).get("require_isolation", True)
+    if code in [target_of(source) for source in data_sources] and wanted:
+        importlib.import_module(code.partition(":")[0]).check_machine()
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quadriga.accelerator import free_memory
 from quadriga.errors import ConfigError
 from quadriga.rollout.native.kv_cache import CacheShape
 
@@ -60,13 +61,20 @@ def context_length(module: Any) -> int:
 
 def vocab_size(module: Any) -> int:
     """Width of the logits."""
-    return int(module.get_output_embeddings().weight.shape[0])
+    sharded = getattr(module, "sharded", None)
+    return int(module.get_output_embeddings().weight.shape[0]) if sharded is None else sharded.vocab_size
 
 
-def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float) -> int:
-    """`wanted` blocks, or as many as fit into that share of the free memory. ConfigError if not one does."""
+def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float, sharded: Any = None) -> int:
+    """`wanted` blocks, or as many as fit into that share of the free memory. ConfigError if not one does.
+
+    Args:
+        sharded: of a module that is shared out over a set, whose members then agree.
+    """
     free = _free_bytes(shape.device)
     blocks = min(wanted, int(memory_fraction * free) // shape.bytes_per_block)
+    if sharded is not None:  # all members of a set schedule alike, so they have equally many
+        blocks = sharded.ranks.smallest(blocks, shape.device)
     if blocks < 1:
         raise ConfigError(
             f"no block of {shape.block_size} tokens ({shape.bytes_per_block} bytes) fits into the KV cache: "
@@ -78,8 +86,8 @@ def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float) -> in
 
 def _free_bytes(device: torch.device) -> int:
     """Memory that could be allocated on `device` now; what the system caches of files counts as free."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return free_memory(device)
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())

@@ -46,8 +46,10 @@ class KVCache:
     """Keys and values of all layers: `keys[layer]` and `values[layer]` are `[blocks, kv_heads, block_size, head_dim]`.
 
     Where the kernels for CPUs read them, a block's keys are `[kv_heads, head_dim, block_size]` instead, with room for a
-    multiple of the kernels' vectors. Allocated once and never grown. Zeros, because what was never written is multiplied
-    by a weight of 0.
+    multiple of the kernels' vectors: neighbouring keys are neighbours in memory, so one vector instruction adds a
+    dimension's share to the scores of many keys, and no sum runs across a vector.
+
+    Allocated once and never grown. Zeros, because what was never written is multiplied by a weight of 0.
     """
 
     def __init__(self, shape: CacheShape, num_blocks: int) -> None:

@@ -31,6 +31,10 @@ MASKED = -1e30
 class DecodeIndex:
     """Where the decoding rows find their keys. It changes only when blocks change hands.
 
+    Rows have different numbers of keys. One product over all of them would pad every row to the longest, and one product a row
+    would be many small ones. So the unit is the block: all blocks have one shape, and scores and weighted values of all of
+    them are one batched product each, however the blocks are spread over rows.
+
     Private blocks are read in place: the first `num_private` blocks of the cache, each with the row that owns it
     (blocks of nobody are computed and ignored). Shared blocks are gathered, each with the rows of all its owners.
     A *part* is one (block, query head, owner); `parts` lists, for every row and head, its parts in order of position.
@@ -121,6 +125,8 @@ class StepPlan:
         within = torch.arange(size, device=self.input_ids.device)
         dtype = self.cache.shape.dtype
         if window is None:
+            # Every block but a row's last is full of keys that come before its token: only the last one hides anything, and
+            # blocks of a shared prompt hide nothing.
             private = torch.zeros(index.num_private, size, dtype=dtype, device=within.device)
             hidden = within > (self.decode_positions % size)[:, None]
             private.index_copy_(0, index.last_block, hidden.to(dtype) * MASKED)
@@ -143,11 +149,14 @@ def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, 
     row_of = np.broadcast_to(np.arange(rows)[:, None], tables.shape)
     column_of = np.broadcast_to(column, tables.shape)
 
+    # The pool hands out private blocks from the low end, so the range from 0 to the highest of them is mostly theirs and is
+    # read as one slice of the cache. Blocks in it that are no decoding row's are computed for row 0, and no part refers to them.
     ids = tables[private]
     num_private = int(ids.max()) + 1
     private_row, private_first = np.zeros(num_private, np.int64), np.zeros(num_private, np.int64)
     private_row[ids], private_first[ids] = row_of[private], column_of[private] * shape.block_size
 
+    # A shared block is gathered once and meets the queries of all its owners: `at_once` of them in one product, see WIDE_GROUP.
     shared_blocks, block_of, owner_of = _owners(tables[shared])
     owners = int(owner_of.max()) + 1 if owner_of.size else 0
     at_once = owners if shape.group >= WIDE_GROUP else 1
@@ -187,7 +196,8 @@ def decode_index(shape: CacheShape, tables: np.ndarray, num_blocks: np.ndarray, 
 
 
 def _owners(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For block ids with repetitions: the distinct ones, and of each entry which of them it is and its how-many-eth."""
+    """For block ids with repetitions: the distinct ones, and for each entry which of them it is and how many entries before it
+    name the same block: its owner's number."""
     distinct, block_of, count = np.unique(blocks, return_inverse=True, return_counts=True)
     order = np.argsort(block_of, kind="stable")
     first = np.cumsum(count) - count

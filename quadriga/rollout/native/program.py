@@ -78,9 +78,12 @@ class Program:
 
         False if they are not where they were, so that another program must be made.
         """
-        Parts(self.module)
+        Parts(
+            self.module
+        )  # hooks or adapters may have come since: then the program is no longer what the module computes
         if _addresses(self.module) != self._addresses:
             return False
+        # A tensor counts its changes in place, unless it was made in inference mode; then only `updates` tells of them.
         now = updates, [0 if p.is_inference() else p._version for p in self.module.parameters()]
         if now != self._packed_from:
             for packed in self._packed:
@@ -88,11 +91,14 @@ class Program:
             self._packed_from = now
         return True
 
-    def run(self, rows: Rows) -> Tensor:
-        """Logits `[R, V]`, good until the next call; keys and values of all rows are in the cache then."""
+    def run(self, rows: Rows, waits: bool) -> Tensor:
+        """Logits `[R, V]`, good until the next call; keys and values of all rows are in the cache then.
+
+        `waits`: rows may read what other rows write, of their own sequence or of a block that they share.
+        """
         inputs = [np.ascontiguousarray(getattr(rows, field.name)) for field in fields(rows)]
         tokens, outputs, longest = len(rows.tokens), len(rows.outputs), int(rows.positions.max()) + 1
-        model, mixed = ctypes.byref(self._model), len(rows.tables) < tokens or outputs < tokens
+        model, mixed = ctypes.byref(self._model), waits or len(rows.tables) < tokens or outputs < tokens
         room = kernels().program_room(model, tokens, longest)
         if room > self._scratch.numel():
             self._scratch = huge_zeros(room + room // 4)
@@ -121,7 +127,11 @@ class Program:
 
 
 class _Packed:
-    """Linear layers as columns of panels, see products.h: one after the other, or half a panel of each by turns."""
+    """Linear layers as columns of panels, see products.h: one after the other, or half a panel of each by turns.
+
+    By turns for the gate and the up-projection of an MLP: silu(gate) · up is then taken from one tile of results while it is in
+    registers, and the two never go to memory.
+    """
 
     def __init__(self, linears: tuple[nn.Linear, ...], by_turns: bool) -> None:
         self.linears, width = linears, kernels().panel_width()

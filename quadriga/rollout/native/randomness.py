@@ -1,6 +1,6 @@
 """Random numbers that depend on what is sampled, not on when or beside what.
 
-Every sequence has a 64-bit key made of (seed, step, uid, sample index); token number i of it draws the i-th number of
+Every sequence has a 64-bit key made of (seed, step, uid, sample index, call); token number i of it draws the i-th number of
 the key's splitmix64 stream. So batch composition, slots, order of arrival and number of workers cannot change a draw.
 """
 
@@ -14,10 +14,10 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 
 
-def stream_key(seed: int, step: int, uid: tuple[int, int], sample_index: int) -> int:
-    """Key of a sequence's stream, as a signed 64-bit integer."""
+def stream_key(seed: int, step: int, uid: tuple[int, int], sample_index: int, call: int = 0) -> int:
+    """Key of a sequence's stream, as a signed 64-bit integer. The first call of an episode adds nothing to it."""
     key = 0
-    for part in (seed, step, *uid, sample_index):
+    for part in (seed, step, *uid, sample_index, *((call,) if call else ())):
         key = _mix_int((key ^ (part & _MASK)) + _GOLDEN)
     return _signed(key)
 

@@ -65,6 +65,7 @@ class Runner:
         self._share_tails(batch)
         if not started:
             return logits[:decoding], slots
+        # All samples of a prompt draw their first token from the one row of logits that its last token gave.
         of_prompt = np.repeat(np.arange(decoding, decoding + len(started)), [len(s) for s in started])
         rows = np.concatenate([np.arange(decoding), of_prompt])
         return logits[torch.from_numpy(rows).to(logits.device)], slots
@@ -91,7 +92,7 @@ class Runner:
         self.work.rows += len(rows.tokens)
         self.work.blocks += int(counts[:decoding].sum())
         self.windows |= program.windows
-        return program.run(rows)
+        return program.run(rows, waits=bool(batch.chunks))
 
     def _by_module(self, batch: Batch) -> Tensor:
         plan = self._plan(batch)
@@ -163,6 +164,8 @@ class Runner:
             blocks = torch.from_numpy(scheduler.tables[slots, : counts.max()])
             return DecodeTables(blocks, int(scheduler.lengths[slots].max()) + 1)
         shared = scheduler.num_shared[slots]
+        # A row gets a block once in `block_size` tokens; in between, and while nobody comes or goes, the index is the same.
+        # The scheduler makes a new array of slots when somebody does, so it is enough to compare which array it is.
         if self._index is None or known is None or known[0] != scheduler.pool.changes or known[1] is not slots:
             self._index = decode_index(self.cache.shape, scheduler.tables[slots, : counts.max()], counts, shared)
             self._index_of = (scheduler.pool.changes, slots)

@@ -81,6 +81,17 @@ class SlotTable:
         sequence.log_probs = self.log_probs[sequence.slot, done].tolist()
         sequence.full_log_probs = self.full_log_probs[sequence.slot, done].tolist()
 
+    def read(self, slots: list[int], starts: list[int]) -> list[tuple[list[int], list[float], list[float]]]:
+        """Tokens and both log-probs of each of `slots` from its token of number `starts` on."""
+        counts = self.count[torch.tensor(slots, device=self.device)].tolist()
+        width = self.tokens.shape[1]
+        places = [slot * width + i for slot, a, b in zip(slots, starts, counts) for i in range(a, b)]
+        flat = torch.tensor(places, dtype=torch.int64, device=self.device)
+        columns = [column.flatten()[flat].tolist() for column in (self.tokens, self.log_probs, self.full_log_probs)]
+        lengths = [max(0, b - a) for a, b in zip(starts, counts)]
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        return [tuple(column[end - n : end] for column in columns) for end, n in zip(ends, lengths)]  # type: ignore[misc]
+
     def append(self, slots: Tensor, sampled: Sampled) -> Tensor:
         """Add one token to each of `slots[R]`; a code for each: 0 goes on, 1 stop token, 2 full length, `NOT_FINITE`."""
         count, tokens = self.count[slots], sampled.tokens

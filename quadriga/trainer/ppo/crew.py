@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from quadriga.checkpoint.background import WriteState
+from quadriga.config.local_device import detect_local_device
+from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
-from quadriga.rollout.interface import WeightsEcho
+from quadriga.errors import QuadrigaError
+from quadriga.rollout.router import Router
 from quadriga.tracking.phases import Phases
+from quadriga.trainer.ppo.engines import LocalEngines, PublishedWeights, RayEngines, form_sets
 from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.trainer.ppo.role import Role
-from quadriga.trainer.ppo.rollout_pool import RolloutPool
 from quadriga.workers.base import WorkerReport
-from quadriga.workers.weight_push import PushedWeights
+from quadriga.workers.weight_push import require_held
 
 PHASE_OF_METHOD = {
-    "generate_sequences": "gen",
+    "generate": "gen",
     "compute_rm_score": "reward",
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
     "compute_values": "values",
+    "compute_teacher": "teacher",
+    "compute_self_teacher": "teacher",
     "push_weights": "update_weights",
     "take_weights": "update_weights",
     "copy_checkpoint": "save_checkpoint",
@@ -41,8 +47,10 @@ class Crew:
         self.pools = resource_pool_manager
         self.worker_group_cls = worker_group_cls
         self.groups: dict[Role, Any] = {}
-        self.engines: RolloutPool | None = None
-        """Who generates, where that is done apart from training and on Ray; see `use_engines_apart`."""
+        self.engines: RayEngines | LocalEngines
+        self.engine_loads: Callable[[], dict[int, int]] = dict
+        """Rank → samples to finish, of the engines that have some."""
+        self.weights = PublishedWeights()
         self._hosts: list[Any] = []
 
     def start(self) -> list[WorkerReport]:
@@ -58,6 +66,7 @@ class Crew:
                 ray_cls_with_init=create_colocated_worker_cls(members),
                 start_timeout_s=self.config.controller.start_timeout_s,
                 call_timeout_s=self.config.controller.call_timeout_s,
+                device_name=self._device_of_this_process(),
             )
             self._hosts.append(host)
             spawned = host.spawn(members)
@@ -67,19 +76,39 @@ class Crew:
         for host in self._hosts:
             host.wait_ready()
         joining = [group.start("join") for group in self.groups.values()]
-        return [report for pending in joining for report in pending.get()]
+        reports = [report for pending in joining for report in pending.get()]
+        form_sets(self.rollout, self._set_size)
+        return reports
 
     def load_models(self, total_steps: int) -> None:
         """Every role loads its model; those that learn plan their schedule over `total_steps`."""
         for pending in [group.start("init_model", total_steps) for group in self.groups.values()]:
             pending.get()
 
-    def use_engines_apart(self, phase: Callable[[str], Any], restarts: Restarts) -> None:
-        """Where generation has a pool of its own on Ray, call its workers one by one and replace those that die."""
-        if Role.Rollout in self.groups and self.config.trainer.executor == "ray":
-            pool = self.pools.mapping[Role.Rollout]
-            alone = list(self.pools.mapping.values()).count(pool) == 1
-            self.engines = RolloutPool(self.rollout, self.push_weights, phase, restarts, alone)
+    def connect_engines(self, restarts: Restarts) -> None:
+        """Begin to listen to the workers that generate. Those that have their pool to themselves are replaced when they die."""
+        capacity = self.config.actor_rollout_ref.rollout.max_num_seqs
+        if self.config.trainer.executor == "local":
+            self.engines = LocalEngines(self.rollout, self.weights, capacity)
+            return
+        pool = self.pools.mapping.get(Role.Rollout)
+        alone = list(self.pools.mapping.values()).count(pool) == 1
+        self.engines = RayEngines(self.rollout, self.weights, capacity, alone, restarts, self._set_size)
+
+    @property
+    def _set_size(self) -> int:
+        """Workers that are one engine together."""
+        return self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
+
+    def _device_of_this_process(self) -> str | None:
+        """What a run without Ray computes on; on Ray the pools know."""
+        trainer = self.config.trainer
+        return (trainer.device or detect_local_device()) if trainer.executor == "local" else None
+
+    @property
+    def workers(self) -> int:
+        """Slots of all pools: GPUs, or processes on CPUs."""
+        return sum(sum(sizes) for sizes in placement_of(self.config).pools.values())
 
     @property
     def actor(self) -> Any:
@@ -100,21 +129,43 @@ class Crew:
         return self.groups.get(Role.RefPolicy, self.actor)
 
     @property
+    def teacher(self) -> Any:
+        """The teachers that are local models."""
+        return self.groups.get(Role.Teacher)
+
+    @property
     def reward_model(self) -> Any:
         return self.groups.get(Role.RewardModel)
 
-    def hand_over_weights(self, version: int) -> list[WeightsEcho]:
-        """Bring the trained weights to the engines. Returns what each of them, and a trainer that pushed, says it holds."""
-        if self.engines is not None:
-            return self.engines.hand_over_weights(version)
-        if self.rollout is self.actor:
-            return self.actor.update_weights(version)
-        pushed = self.push_weights(version)
-        return [pushed.echo, *self.rollout.take_weights(pushed)]
+    @contextmanager
+    def profiled(self, step: int) -> Iterator[None]:
+        """Inside it, calls are profiled as `global_profiler` and the roles' `profiler` say, if this step is one of its steps."""
+        profiler = self.config.global_profiler
+        if profiler.tool is None or step not in (profiler.steps or ()):
+            yield
+            return
+        self._tell_all("profile_step", step)
+        yield
+        self._tell_all("profile_step", None)
 
-    def push_weights(self, version: int) -> PushedWeights:
-        """Put the trained weights where engines in other pools find them."""
-        return self.actor.push_weights(version)[0]
+    def _tell_all(self, method: str, *arguments: Any) -> None:
+        for pending in [group.start(method, *arguments) for group in self.groups.values()]:
+            pending.get()
+
+    def hand_over_weights(self, version: int, router: Router) -> None:
+        """Bring the trained weights to the engines: at once where they share the actor's processes and generate in step
+        with training, else published for them to take when they have finished what they do with those they hold."""
+        asynchronous = self.config.async_training
+        if self.rollout is self.actor and (asynchronous.staleness == 0 or asynchronous.mode == "free"):
+            require_held(self.actor.update_weights(version), version)
+            router.holds(version)
+            return
+        self.weights.add(self.actor.push_weights(version)[0])
+        waits = asynchronous.staleness == 0 or router.is_new
+        router.publish(version, drains=asynchronous.mode == "ordered" or not asynchronous.partial_rollout)
+        if waits:
+            router.wait(lambda: router.all_hold(version))
+        self.weights.forget_before(router.oldest_needed())
 
     def tell_calls(self, phases: Phases) -> dict[str, float]:
         """Put what the workers did since the last time into the timeline, one lane for each role and rank.
@@ -122,15 +173,15 @@ class Crew:
         Returns the most memory that a process held in each phase, `memory/host_gb/gen` and so on.
         """
         most: dict[str, float] = {}
-        for host in self._hosts:
-            for rank, calls in enumerate(host.take_calls()):
-                for call in calls:
-                    phases.record(call.method, call.start, call.seconds, lane=f"{call.role} {rank}")
-                    phase = PHASE_OF_METHOD.get(call.method, call.method)
-                    for kind, used in (("host_gb", call.host_gb), ("device_gb", call.device_gb)):
-                        if used:
-                            name = f"memory/{kind}/{phase}"
-                            most[name] = max(most.get(name, 0.0), used)
+        calls = [(rank, c) for host in self._hosts for rank, of_rank in enumerate(host.take_calls()) for c in of_rank]
+        generated, self.engines.records = self.engines.records, []
+        for rank, call in [*calls, *generated]:
+            phases.record(call.method, call.start, call.seconds, lane=f"{call.role} {rank}")
+            phase = PHASE_OF_METHOD.get(call.method, call.method)
+            for kind, used in (("host_gb", call.host_gb), ("device_gb", call.device_gb)):
+                if used:
+                    name = f"memory/{kind}/{phase}"
+                    most[name] = max(most.get(name, 0.0), used)
         return most
 
     def copy_state(self) -> int:
@@ -149,6 +200,11 @@ class Crew:
         """How far each writer is; None for one that does not answer."""
         return [state for role in self._learning() for state in self.groups[role].ask("checkpoint_written")]
 
+    def death(self, during: str) -> QuadrigaError | None:
+        """The death of a worker, if one is gone."""
+        deaths = (host.death(during) for host in self._hosts)
+        return next((death for death in deaths if death is not None), None)
+
     def load(self, checkpoint: Any) -> None:
         for role in self._learning():
             self.groups[role].load_checkpoint(str(checkpoint.folder(str(role))))
@@ -157,8 +213,11 @@ class Crew:
         return [role for role in (Role.ActorRollout, Role.Critic) if role in self.groups]
 
     def busy(self) -> list[str]:
-        """The workers that are at a call now, or do not answer, and what they do."""
-        return [one for host in self._hosts for one in host.busy()]
+        """The workers that are at a call now or generate, or do not answer, and what they do."""
+        loads, seats = self.engine_loads(), self.rollout.seats
+        leaders = {seats[rank * self._set_size]: samples for rank, samples in loads.items()}
+        generating = [f"{seat}: generates {samples} samples" for seat, samples in leaders.items()]
+        return [*(one for host in self._hosts for one in host.busy()), *generating]
 
     def stacks(self) -> list[str]:
         """The Python stacks of every worker."""
@@ -169,7 +228,7 @@ class Crew:
 
         The driver's call to them fails; if to all, with `why`.
         """
-        if phase == "gen" and self.engines is not None and self.engines.stop_late():
+        if phase == "gen" and self.engines.stop(list(self.engine_loads())):
             return
         for host in self._hosts:
             host.abandon(why)

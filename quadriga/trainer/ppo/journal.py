@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from quadriga.config.schema import Config
+from quadriga.errors import RunStopped
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.phases import Phases
 from quadriga.tracking.run_directory import RunDirectory
+from quadriga.tracking.steering import Steering
 from quadriga.tracking.timeline import Timeline
 from quadriga.tracking.tracker import Tracking
 
@@ -39,6 +42,7 @@ class Journal:
         self.tracking = Tracking(config, self.directory, self.events, resumed_step)
         self.phases = Phases(Timeline(self.directory.timeline_file), self.events)
         trainer = config.trainer
+        self.steering = Steering(directory.path, trainer.steering, lambda told: self.events.append("steered", told))
         self._sample_folders = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}
         self._shown_val_rows = trainer.log_val_generations
 
@@ -80,5 +84,9 @@ class Journal:
         self.phases.record("write_checkpoint", began, seconds, "checkpoint")
 
     def close(self, failed: bool) -> None:
-        self.events.append("end", {"status": "failed" if failed else "finished"})
+        error = sys.exception()  # the one that ends the run, if this is called because of it
+        status = "finished" if not failed else "stopped" if isinstance(error, RunStopped) else "failed"
+        self.events.append(
+            "end", {"status": status, "error": "" if error is None else f"{type(error).__name__}: {error}"}
+        )
         self.tracking.close(failed)

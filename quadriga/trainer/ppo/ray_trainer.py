@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,20 +12,27 @@ import numpy as np
 import torch
 
 from quadriga.algorithms import make_kl_controller
+from quadriga.algorithms.entropy import EntropyController
+from quadriga.algorithms.shaping import pf_ppo_rows
 from quadriga.config.changes import changed_keys
 from quadriga.config.load import as_plain_dict
-from quadriga.config.needs import need_reference_policy
+from quadriga.config.needs import correction_of, need_reference_policy, need_sum_pi_squared
 from quadriga.config.schema import Config
+from quadriga.controller import object_store
 from quadriga.controller.call_record import host_gb
 from quadriga.controller.ray_pool import ResourcePoolManager
-from quadriga.controller.remote_batch import RemoteBatch, add_columns, column_names
 from quadriga.data import create_rl_loader, validation_batches
-from quadriga.errors import DataError
+from quadriga.data.factory import pad_token_id
+from quadriga.errors import ConfigError, DataError
 from quadriga.protocol import DataProto
 from quadriga.protocol.columns import object_array
+from quadriga.rollout.router import Router
+from quadriga.rollout.sampling import SamplingParams
 from quadriga.trainer.ppo.crew import Crew
+from quadriga.trainer.ppo.episodes import Episodes
+from quadriga.trainer.ppo.groups import Group, batch_of, episode_figures
 from quadriga.trainer.ppo.journal import KEPT_SAMPLES
-from quadriga.trainer.ppo.listening import listening
+from quadriga.trainer.ppo.kept_groups import KeptGroups
 from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.trainer.ppo.role import Role
 from quadriga.trainer.ppo.row_functions import (
@@ -31,19 +40,28 @@ from quadriga.trainer.ppo.row_functions import (
     CORRECTION_COLUMNS,
     SCORE_COLUMNS,
     Computed,
+    advantage_labels,
     advantages,
+    computed,
     corrected,
+    generated_figures,
     total_scores,
-    widened,
 )
-from quadriga.trainer.ppo.rows import groups_that_differ, layout, repeat_for_samples
+from quadriga.trainer.ppo.rows import groups_that_differ, layout
 from quadriga.trainer.ppo.sample_rows import sample_rows
-from quadriga.trainer.ppo.saver import Saver
-from quadriga.trainer.ppo.scoring import SampleScores, can_stream
+from quadriga.trainer.ppo.saver import Saver, read_lots
+from quadriga.trainer.ppo.scoring import (
+    function_scores,
+    known_rm_scores,
+    remember_rm_scores,
+    scores_of_agents,
+)
 from quadriga.trainer.ppo.step_metrics import mean_over_ranks, throughput
+from quadriga.trainer.ppo.stream import Stream, Window
+from quadriga.trainer.ppo.teachers import Teachers
 from quadriga.trainer.ppo.validation import validation_metrics
 from quadriga.trainer.ppo.watchdog import Watchdog
-from quadriga.workers.weight_push import require_held
+from quadriga.workers.updates import mean_of
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
@@ -63,6 +81,7 @@ class RayPPOTrainer:
         tracking: where metrics, samples and phase times go.
         checkpoints: where the run's state goes.
         restarts: how often dead workers were replaced before; by default never, and none may be.
+        episodes: conducts the samples of prompts that have agents.
     """
 
     def __init__(
@@ -80,159 +99,220 @@ class RayPPOTrainer:
         tracking: Any,
         checkpoints: Any,
         restarts: Restarts | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         self.config, self.tokenizer, self.tracking = config, tokenizer, tracking
         self.restarts = restarts or Restarts(0, tracking.say)
         self.stop_requested = False
+        self.episodes = episodes
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
         self.val_dataset = val_dataset
         self.loader = create_rl_loader(config.data, train_dataset, tokenizer)
         self.kl_controller = make_kl_controller(**vars(config.algorithm.kl_ctrl))
+        bonus = config.actor_rollout_ref.actor.adaptive_entropy
+        self.entropy_controller = EntropyController(
+            config.actor_rollout_ref.actor.entropy_coeff, bonus.enable, bonus.target, bonus.step_size, bonus.max_coeff
+        )
+        self.teachers = Teachers(config, tokenizer) if config.distillation.enabled else None
         self.crew = Crew(config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
-        self.saver = Saver(checkpoints, self.crew, config.controller.call_timeout_s, self.tracking.checkpoint_written)
+        self.saver = Saver(
+            checkpoints,
+            self.crew,
+            config.controller.call_timeout_s,
+            self.watched,
+            tracking.directory.sync_metrics,
+            tracking.checkpoint_written,
+        )
+        self.steering = tracking.steering
         self.total_steps = config.trainer.total_training_steps or len(self.loader) * config.trainer.total_epochs
+        if config.async_training.staleness >= self.total_steps:
+            raise ConfigError(
+                f"async_training.staleness={config.async_training.staleness}, but the run has only {self.total_steps} steps",
+                f"set it to at most {self.total_steps - 1}, or train for more steps",
+            )
         self.step = 0
-        self.generations = 0
-        self.scores: SampleScores | None = None
+        self.stream: Any = None
+        """A `Stream`, once the workers are up."""
         self.metrics: dict[str, float] = {}
         rollout = config.actor_rollout_ref.rollout
-        self.sampling = {
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "top_k": rollout.top_k,
-            "do_sample": rollout.do_sample,
-            "max_new_tokens": rollout.response_length,
-            "ignore_eos": rollout.ignore_eos,
-            "seed": rollout.seed,
-        }
+        self.sampling = SamplingParams(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            do_sample=rollout.do_sample,
+            max_new_tokens=rollout.response_length,
+            ignore_eos=rollout.ignore_eos,
+            seed=rollout.seed,
+        )
+        self.correction = correction_of(config)
+        kept = config.episodes
+        self.groups_to_write = KeptGroups(kept.write_to, make=True) if kept.write_to else None
+        self.groups_to_read = KeptGroups(kept.read_from, make=False) if kept.read_from else None
         self.mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
 
     def init_workers(self) -> Any:
         """Start the workers of every role and load their models. Returns one report per worker."""
-        reports = self.crew.start()
-        self.crew.load_models(self.total_steps)
-        self.crew.use_engines_apart(self.phase, self.restarts)
+        with self.watched("start_workers"):
+            reports = self.crew.start()
+        with self.watched("load_models"):
+            self.crew.load_models(self.total_steps)
+        self.crew.connect_engines(self.restarts)
+        self.stream = self.open_stream()
+        self.crew.engine_loads = self.stream.router.loads
         return reports
+
+    def open_stream(self) -> Stream:
+        """Groups of the run's prompts, generated and scored."""
+        return Stream(
+            Window.of(self.config.async_training),
+            self.loader,
+            lambda on_samples: Router(self.crew.engines, on_samples, threaded=self.config.trainer.executor != "local"),
+            total_steps=self.total_steps,
+            n=self.config.actor_rollout_ref.rollout.n,
+            greedy=self.config.algorithm.adv_estimator == "remax",
+            sampling=self.sampling,
+            scorer=self.reward_fn,
+            phase=self.phase,
+            episodes=self.episodes,
+        )
 
     def fit(self) -> None:
         """Train until `total_steps`: the whole algorithm."""
-        self.tracking.begin(self.config, self.step, self.total_steps)
-        self.hand_over_weights()
-        if self.step == 0 and (self.config.trainer.val_before_train or self.config.trainer.val_only):
-            figures = self.validate()
-            self.tracking.log(self.step, figures | self.timings())
+        self.begin()
         while self.step < self.total_steps and not self.config.trainer.val_only and not self.stop_requested:
-            self.step += 1
-            self.tracking.phases.start_step(self.step)
-            self.metrics = {}
-            with self.phase("step"):
+            with self.next_step(), self.crew.profiled(self.step):
                 batch = self.next_scored_batch()
-                self.add_old_log_probs(batch)
-                self.add_reference_and_values(batch)
-                self.add_advantages(batch)
-                self.update(batch)
+                if self.config.episodes.generate_only:
+                    self.describe(batch)
+                else:
+                    self.add_old_log_probs(batch)
+                    self.add_reference_and_values(batch)
+                    self.add_teacher(batch)
+                    self.add_advantages(batch)
+                    self.update(batch)
+                self.loader.sampler.update(batch)
+                self.steering.obey(self)
                 self.hand_over_weights()
-            self.loader.sampler.update(batch)
-            if self.is_due(self.config.trainer.test_freq):
+            if self.steering.takes("validate") or self.is_due(self.config.trainer.test_freq):
                 self.metrics |= self.validate()
-            if self.is_due(self.config.trainer.save_freq) or self.stop_requested:
+            if self.steering.takes("save") or self.is_due(self.config.trainer.save_freq) or self.stop_requested:
                 self.save()
             self.report(batch)
         self.saver.finish()
+
+    def begin(self) -> None:
+        """The engines take the weights that the run begins with, and a new run tells how good they are."""
+        self.tracking.begin(self.config, self.step, self.total_steps)
+        if (engine := self.config.actor_rollout_ref.rollout.name) != "native" and self.corrects_rollout:
+            self.tracking.say(
+                f"{engine} samples with other kernels than the trainer's: the update weighs its tokens "
+                f"(algorithm.rollout_correction: rollout_is={self.correction.rollout_is}, rollout_rs={self.correction.rollout_rs})"
+            )
+        self.saver.rehearse(self.state_dict())
+        self.hand_over_weights()
+        if self.step == 0 and (self.config.trainer.val_before_train or self.config.trainer.val_only):
+            figures = self.validate()
+            with self.watched("report"):
+                self.tracking.log(self.step, figures | self.timings())
+
+    def next_step(self) -> Any:
+        """The phase of the next step."""
+        self.step += 1
+        self.tracking.phases.start_step(self.step)
+        self.metrics = {}
+        return self.phase("step")
 
     # ---- 1, 2: prompts, responses, scores ----
 
     def next_scored_batch(self) -> DataProto:
         """The step's rows, generated and scored. With `filter_groups`, groups that all score the same are replaced."""
-        wanted = self.config.algorithm.filter_groups
-        kept: list[DataProto] = []
+        wanted, size = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        kept: list[Group] = []
+        told: list[dict[str, float]] = []
         for tries in range(1, wanted.max_num_gen_batches + 1 if wanted.enable else 2):
-            epoch, prompts = self.loader.next_batch()
-            self.metrics["training/epoch"] = float(epoch)
-            batch = self.scored_rollout(prompts)
-            if not wanted.enable:
-                return batch
-            kept.append(groups_that_differ(batch, wanted.metric, self.config.actor_rollout_ref.rollout.n))
-            if sum(map(len, kept)) >= self.rows_per_step:
+            groups, epoch = self.take_groups(size)
+            batch = self.scored_rows(groups, self.sampling, self.reward_fn, self.crew.reward_model)
+            told.append(batch.meta_info.pop("reward_metrics", {}))
+            if wanted.enable:
+                differ = groups_that_differ(batch, wanted.metric, self.config.actor_rollout_ref.rollout.n)
+                kept += [group for group, differs in zip(groups, differ, strict=True) if differs]
+                if len(kept) < size:
+                    continue
+                groups = kept[:size]
+                batch = self.scored_rows(groups, self.sampling, self.reward_fn, self.crew.reward_model)
+                batch.meta_info.pop("reward_metrics", None)
                 self.metrics["training/num_gen_batches"] = float(tries)
-                return self.stacked(kept)[: self.rows_per_step]
+            self.metrics |= mean_of(told) | self.stream.figures(groups, self.step) | episode_figures(groups)
+            self.metrics["training/epoch"] = float(epoch)
+            if self.config.algorithm.adv_estimator == "remax":
+                self.add_baselines(batch, groups)
+            return batch
         raise DataError(
-            f"step {self.step}: {wanted.max_num_gen_batches} generation batches gave only {sum(map(len, kept))} of "
-            f"{self.rows_per_step} rows whose groups differ in {wanted.metric}",
+            f"step {self.step}: {wanted.max_num_gen_batches} generation batches gave only {len(kept)} of {size} groups "
+            f"that differ in {wanted.metric}",
             "raise algorithm.filter_groups.max_num_gen_batches, or use prompts the policy solves sometimes",
         )
 
-    def generate(self, prompts: DataProto, n: int, sampling: dict[str, Any], reward_fn: Any) -> DataProto:
-        """Rows of `n` responses to each prompt, with the prompt's columns and, if there is a reward function, its
-        scores and what else it tells. It scores a sample while others are still being generated."""
-        kept: Any = RemoteBatch.put(prompts) if self.config.transfer_queue.enable else prompts
-        rows = repeat_for_samples(kept, n)
-        self.scores = scores = SampleScores(reward_fn, rows) if reward_fn is not None else None
-        self.generations += 1
-        request = rows.select(["input_ids", "attention_mask"], ["uid", "epoch", "index", "sample_index"])
-        request.meta_info = {
-            "sampling": sampling,
-            "step": self.step,
-            "version": self.weights_version,
-            "generation": self.generations,
-        }
-        with listening(self.crew.rollout, self.generations, self.listeners()):
-            generated = self.generated(request)
-        generated.non_tensor_batch.update(rows.non_tensor_batch)
-        if scores is not None:
-            with self.phase("reward"):
-                told = scores.told(generated)
-            add_columns(generated, {name: told[name] for name in ("row_scores", "reward_tensor") if name in told})
-            generated.meta_info["reward_metrics"] = told.get("reward_metrics", {})
+    def take_groups(self, count: int) -> tuple[list[Group], int]:
+        """Groups for this step and their epoch: from the stream, or those that another run has kept."""
+        if self.groups_to_read is not None:
+            with self.phase("gen"):
+                return self.groups_to_read.read(self.step)
+        groups, epoch = self.stream.take(self.step, count)
+        if self.groups_to_write is not None:
+            with self.watched("keep_groups"):
+                self.groups_to_write.write(self.step, epoch, groups)
+        return groups, epoch
+
+    def scored_rows(
+        self, groups: list[Group], sampling: SamplingParams, reward_fn: Any, reward_model: Any, greedy: bool = False
+    ) -> DataProto:
+        """Groups as rows, with `token_level_scores` and `score`: the reward function's, the reward model's, or their sum."""
+        truncated = sampling.top_p < 1 or sampling.top_k > 0
+        kinds = {"greedy": greedy, "truncated": truncated, "versions": self.config.async_training.staleness > 0}
+        with self.phase("reward"):
+            batch = batch_of(groups, pad_token_id(self.tokenizer), self.where_columns_live, **kinds)
+            told = function_scores(batch, groups, reward_fn, greedy) if reward_fn is not None else {}
+            told |= scores_of_agents(groups, told, reward_fn, greedy)
+            new: dict[str, torch.Tensor] = {k: told[k] for k in ("row_scores", "reward_tensor") if k in told}
+            if new:
+                batch.put_columns(self.where_columns_live(DataProto.from_dict(new)))
+            batch.meta_info["reward_metrics"] = told.get("reward_metrics", {})
             for name, values in told.get("reward_extra_info", {}).items():
-                generated.non_tensor_batch[f"reward_{name}"] = object_array(values)
-        return generated
-
-    def generated(self, request: DataProto) -> DataProto:
-        """The rows, by whoever generates."""
-        engines = self.crew.engines
-        if engines is not None:
-            return self.stacked(engines.generate(request))[: len(request)]
-        with self.phase("gen"):
-            return self.crew.rollout.generate_sequences(request)
-
-    def listeners(self) -> list[Callable[..., None]]:
-        """Who uses samples before all of them are finished."""
-        engines, scores = self.crew.engines, self.scores
-        kept = [engines.keep] if engines is not None and engines.heals else []
-        return [*kept, *([scores.add] if scores is not None and can_stream(scores.manager) else [])]
-
-    def scored_rollout(self, prompts: DataProto) -> DataProto:
-        """The training rows of some prompts, with `token_level_scores`: the reward function's, the reward model's, or
-        their sum."""
-        batch = self.generate(prompts, self.config.actor_rollout_ref.rollout.n, self.sampling, self.reward_fn)
-        self.metrics.update(batch.meta_info.pop("reward_metrics", {}))
-        self.add_scores(batch, self.crew.reward_model)
-        if self.config.algorithm.adv_estimator == "remax":
-            greedy = self.generate(prompts, 1, {**self.sampling, "do_sample": False}, self.reward_fn)
-            self.add_scores(greedy, self.crew.reward_model)
-            baselines = greedy.batch["score"].repeat_interleave(self.config.actor_rollout_ref.rollout.n)
-            add_columns(batch, {"reward_baselines": baselines})
+                batch.non_tensor_batch[f"reward_{name}"] = object_array(values)
+            if reward_model is not None:
+                self.add_rm_scores(batch, groups, reward_model, greedy)
+            self.compute(batch, total_scores, SCORE_COLUMNS)
         return batch
 
-    def add_scores(self, batch: DataProto, reward_model: Any) -> None:
-        """`token_level_scores` and `score`: what the reward function told, plus what the reward model says, if there is one."""
-        with self.phase("reward"):
-            if reward_model is not None:
-                rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
-                batch.union(reward_model.compute_rm_score(rows))
-            self.compute(batch, total_scores, SCORE_COLUMNS)
+    def add_rm_scores(self, batch: DataProto, groups: list[Group], reward_model: Any, greedy: bool) -> None:
+        """`rm_scores`, by the reward model, or as it said before of the same groups."""
+        known = None if greedy else known_rm_scores(groups, batch)
+        if known is not None:
+            batch.union(self.where_columns_live(known))
+            return
+        rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
+        batch.union(reward_model.compute_rm_score(rows))
+        if self.config.algorithm.filter_groups.enable and not greedy:
+            remember_rm_scores(groups, batch)
+
+    def add_baselines(self, batch: DataProto, groups: list[Group]) -> None:
+        """`reward_baselines`: the score of each prompt's greedy answer, for all of its rows."""
+        greedy = self.scored_rows(groups, self.sampling, self.reward_fn, self.crew.reward_model, greedy=True)
+        baselines = greedy.batch["score"].repeat_interleave(self.config.actor_rollout_ref.rollout.n)
+        batch.put_columns(DataProto.from_dict({"reward_baselines": baselines}))
 
     # ---- 3 to 6: what the update needs ----
 
     def add_old_log_probs(self, batch: DataProto) -> None:
         """`old_log_probs`, unless the update is strictly on-policy: then the ratio is 1 by construction."""
-        correction = self.config.algorithm.rollout_correction
+        correction = self.correction
         if self.needs_old_log_probs and not correction.bypass_mode:
             with self.phase("old_log_prob"):
                 self.extend(batch, self.crew.actor, "compute_log_prob")()
-        if correction.bypass_mode or correction.rollout_is or correction.rollout_rs:
-            self.metrics |= self.compute(batch, corrected, CORRECTION_COLUMNS, correction=correction)
+        if correction.bypass_mode or self.corrects_rollout:
+            before = self.step - 1  # the version that this step's update starts from
+            self.metrics |= self.compute(batch, corrected, CORRECTION_COLUMNS, correction=correction, version=before)
 
     def add_reference_and_values(self, batch: DataProto) -> None:
         """`ref_log_prob` and `values`, where the run has them; at the same time where they live in different pools."""
@@ -244,6 +324,12 @@ class RayPPOTrainer:
         for name, wait in waiting.items():
             with self.phase(name):
                 wait()
+
+    def add_teacher(self, batch: DataProto) -> None:
+        """What the teachers say of the responses, where there are any: see `Teachers`."""
+        if self.teachers is not None:
+            with self.phase("teacher"):
+                self.teachers.add(batch, self.crew, self.order_for)
 
     def extend(self, batch: DataProto, group: Any, method: str) -> Callable[[], None]:
         """Start computing new columns of `batch` on a group's workers; the function returned waits and adds them."""
@@ -269,48 +355,48 @@ class RayPPOTrainer:
         """Rewards (scores minus KL, where asked for), then advantages and returns."""
         algorithm, kl_coef = self.config.algorithm, self.kl_controller.value
         limit = self.config.data.max_response_length
+        arguments = {"algorithm": algorithm, "kl_coef": kl_coef, "max_response_length": limit}
+        arguments["distillation"] = self.config.distillation
+        labels = advantage_labels(algorithm, batch.non_tensor_batch)
         with self.phase("adv"):
-            self.metrics |= self.compute(
-                batch, advantages, ADVANTAGE_COLUMNS, algorithm=algorithm, kl_coef=kl_coef, max_response_length=limit
-            )
+            self.metrics |= self.compute(batch, advantages, ADVANTAGE_COLUMNS, labels, **arguments)
         if algorithm.use_kl_in_reward:
             self.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
             self.kl_controller.update(self.metrics["actor/reward_kl_penalty"], n_steps=len(batch))
 
     def compute(
-        self, batch: DataProto, function: Callable[..., Computed], columns: Sequence[str], **arguments: Any
+        self,
+        batch: DataProto,
+        function: Callable[..., Computed],
+        columns: Sequence[str],
+        labels: Sequence[str] = ("uid",),
+        **arguments: Any,
     ) -> dict[str, float]:
-        """Run `function(rows, **arguments)` on those of `columns` that there are, where they are.
+        """Run `function(rows, **arguments)` on those of `columns` that there are, where they are, and on the `labels`, columns
+        without tensors.
 
         The columns that it makes are added to `batch`, in place of those of the same name; the figures are returned.
         """
-        rows = batch.select([name for name in columns if name in column_names(batch)], ["uid"])
-        if isinstance(rows, RemoteBatch):
-            new, figures = self.crew.actor.compute(function, rows, arguments)
-            batch.union(new)
-        else:
-            new, figures = function(rows, **arguments)
-            add_columns(batch, new)
-        return figures
-
-    def stacked(self, parts: list[DataProto]) -> DataProto:
-        """Rows of several generations, or engines, in one batch, padded alike."""
-        shapes = [p.widths if isinstance(p, RemoteBatch) else {k: p.batch[k].shape[1:] for k in _WIDTHS} for p in parts]
-        widest = tuple(max(shape[name][0] for shape in shapes) for name in _WIDTHS)
-        widen = partial(
-            widened, prompt_width=widest[0], response_width=widest[1], pad_token_id=self.tokenizer.pad_token_id
-        )
-        for k, shape in enumerate(shapes):
-            if widest != tuple(shape[name][0] for name in _WIDTHS):
-                remote = isinstance(parts[k], RemoteBatch)
-                parts[k] = self.crew.actor.map_rows(widen, parts[k]) if remote else widen(parts[k])
-        return type(parts[0]).concat(parts)
+        rows = batch.select([name for name in columns if name in batch.batch_keys()], list(labels))
+        call = partial(computed, function, arguments)
+        new = self.crew.actor.compute(call, rows) if rows.elsewhere else call(rows)
+        batch.put_columns(new)
+        return new.meta_info["figures"]
 
     # ---- 7, 8: update and hand-over ----
 
     def update(self, batch: DataProto) -> None:
         """Critic and, after its warm-up, actor; at the same time where they live in different pools."""
-        rows = batch.select(sorted(_UPDATE_COLUMNS & set(column_names(batch))), [])
+        algorithm, loss = self.config.algorithm, self.config.actor_rollout_ref.actor.policy_loss
+        if algorithm.use_pf_ppo:
+            drawn = pf_ppo_rows(batch.batch["score"], **vars(algorithm.pf_ppo), seed=self.config.data.seed + self.step)
+            self.metrics["training/pf_ppo_distinct"] = len(drawn.unique()) / len(drawn)
+            batch = batch[drawn.numpy()]
+        columns = _UPDATE_COLUMNS & set(batch.batch_keys())
+        compares = loss.loss_mode == "decoupled" or loss.opsm_delta is not None
+        if (self.config.async_training.staleness or self.config.episodes.read_from) and not compares:
+            columns.discard("rollout_log_probs")  # other weights wrote them: no gap between two engines is to be told
+        rows = batch.select(sorted(columns), [])
         waiting: dict[str, Any] = {}
         if self.crew.critic is not None:
             mini_batches = self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size
@@ -322,47 +408,60 @@ class RayPPOTrainer:
         for name, pending in waiting.items():
             with self.phase(name):
                 self.metrics |= mean_over_ranks(pending.get())
+        if "update_actor" in waiting and self.entropy_controller.adaptive:
+            self.metrics["actor/entropy_coeff"] = self.entropy_controller.value
+            self.entropy_controller.update(self.metrics["actor/entropy"])
 
     def start_update(self, dealt: DataProto, group: Any, method: str, mini_batches: int) -> Any:
-        dealt.meta_info = {"step": self.step, "mini_batches": mini_batches}
+        dealt.meta_info = {
+            "step": self.step,
+            "mini_batches": mini_batches,
+            "entropy_coeff": self.entropy_controller.value,
+        }
         return group.start(method, dealt)
 
     def hand_over_weights(self) -> None:
-        """The rollout engines take the trained weights and echo what they hold; a stale one stops the run."""
-        self.weights_version = self.step  # version k is what the policy is after k steps
+        """The engines take the trained weights; version k is what the policy is after k steps. A stale one stops the run."""
         with self.phase("update_weights"):
-            echoes = self.crew.hand_over_weights(self.weights_version)
-        require_held(echoes, self.weights_version)
+            self.crew.hand_over_weights(self.step, self.stream.router)
+        self.stream.published(self.step, version=self.step)
 
     # ---- 9: telling ----
 
     def report(self, batch: DataProto) -> None:
-        self.metrics |= self.timings()
-        self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"])
-        self.metrics["training/global_step"] = float(self.step)
-        self.metrics |= self.restarts.figures()
-        kept = batch if self.config.trainer.rollout_data_dir else batch[:KEPT_SAMPLES]
-        self.tracking.samples(self.step, self.sample_rows(kept), "train")
-        self.tracking.log(self.step, self.metrics)
-        self.saver.step_recorded()
+        with self.watched("report"):
+            self.metrics |= self.timings()
+            self.metrics |= throughput(self.metrics, self.metrics["timing_s/step"], self.crew.workers)
+            self.metrics["training/global_step"] = float(self.step)
+            self.metrics |= self.restarts.figures(self.stream.router.samples_again)
+            kept = batch if self.config.trainer.rollout_data_dir else batch[:KEPT_SAMPLES]
+            self.tracking.samples(self.step, self.sample_rows(kept), "train")
+            self.tracking.log(self.step, self.metrics)
+            self.saver.step_recorded()
+
+    def describe(self, batch: DataProto) -> None:
+        """Figures of a batch that nothing is trained on."""
+        columns = ("attention_mask", "response_mask", "token_level_scores", "cut_off")
+        limit = self.config.data.max_response_length
+        self.metrics |= self.compute(batch, generated_figures, columns, max_response_length=limit)
 
     def validate(self) -> dict[str, float]:
         """Figures of the policy as it is, on the validation set."""
         val = self.config.actor_rollout_ref.rollout.val_kwargs
-        sampling = {
-            **self.sampling,
-            "temperature": val.temperature,
-            "top_p": val.top_p,
-            "top_k": val.top_k,
-            "do_sample": val.do_sample,
-            "ignore_eos": False,
-        }
+        sampling = replace(
+            self.sampling,
+            temperature=val.temperature,
+            top_p=val.top_p,
+            top_k=val.top_k,
+            do_sample=val.do_sample,
+            ignore_eos=False,
+        )
+        reward_model = self.crew.reward_model if self.val_reward_fn is None else None
         rows: list[dict[str, Any]] = []
         with self.tracking.phases("testing", whole=True):
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
-                batch = self.generate(prompts, val.n, sampling, self.val_reward_fn)
-                self.add_scores(batch, self.crew.reward_model if self.val_reward_fn is None else None)
-                rows += self.sample_rows(batch)
+                groups = self.stream.generate(prompts, val.n, sampling, self.val_reward_fn)
+                rows += self.sample_rows(self.scored_rows(groups, sampling, self.val_reward_fn, reward_model))
         results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
         results = {name: values for name, values in results.items() if any(v is not None for v in values)}
         self.tracking.samples(self.step, rows, "val")
@@ -376,13 +475,17 @@ class RayPPOTrainer:
     def save(self) -> None:
         """Copy the state of the run; it is written while the next steps are under way."""
         with self.phase("save_checkpoint"):
-            self.saver.start(self.step, self.state_dict())
+            self.stream.drain()
+            self.saver.start(self.step, self.state_dict(), self.stream.lots())
 
     def resume(self, checkpoint: Any) -> None:
         """Go on after the step that `checkpoint` was written after. Keys that were changed since are said."""
-        self.crew.load(checkpoint)
+        with self.watched("load_checkpoint"):
+            self.crew.load(checkpoint)
         state = checkpoint.read_state()
         self.load_state_dict(state)
+        self.stream.load_lots(self.step, read_lots(checkpoint))
+        self.steering.go_on_after(self.step, self)
         self.tracking.say(f"resumed after step {self.step} from {checkpoint.path}")
         changed = changed_keys(state["config"], as_plain_dict(self.config))
         if changed:
@@ -394,6 +497,7 @@ class RayPPOTrainer:
             "step": self.step,
             "loader": self.loader.state_dict(),
             "kl_controller": self.kl_controller.state_dict(),
+            "entropy_controller": self.entropy_controller.state_dict(),
             "config": as_plain_dict(self.config),
         }
 
@@ -401,6 +505,7 @@ class RayPPOTrainer:
         self.step = state["step"]
         self.loader.load_state_dict(state["loader"])
         self.kl_controller.load_state_dict(state["kl_controller"])
+        self.entropy_controller.load_state_dict(state.get("entropy_controller", {}))
 
     # ---- small things ----
 
@@ -413,12 +518,22 @@ class RayPPOTrainer:
         """Strictly on-policy (one mini-batch, one pass) the old policy is the one being updated: nothing to compute."""
         actor, algorithm = self.config.actor_rollout_ref.actor, self.config.algorithm
         on_policy = self.mini_batches == 1 and actor.ppo_epochs == 1
-        corrects = algorithm.rollout_correction.rollout_is or algorithm.rollout_correction.rollout_rs
-        return not on_policy or algorithm.use_kl_in_reward or bool(corrects)
+        needs_squares = need_sum_pi_squared(self.config)
+        return not on_policy or algorithm.use_kl_in_reward or needs_squares or self.corrects_rollout
+
+    @property
+    def corrects_rollout(self) -> bool:
+        """Whether recomputed log-probs are compared with the rollout's before the update."""
+        given = self.correction
+        return bool(given.rollout_is or given.rollout_rs or given.m2po_threshold)
 
     @staticmethod
     def model_inputs(batch: DataProto) -> DataProto:
         return batch.select(["input_ids", "attention_mask", "response_mask"], [])
+
+    def where_columns_live(self, rows: DataProto) -> DataProto:
+        """`rows`, with the wide columns in the object store where `transfer_queue` wants them."""
+        return rows.leave_in_store(object_store.STORE) if self.config.transfer_queue.enable else rows
 
     def is_due(self, every: int) -> bool:
         """Every so many steps, and at the last one."""
@@ -427,30 +542,39 @@ class RayPPOTrainer:
     def phase(self, name: str) -> Any:
         return self.tracking.phases(name)
 
+    def watched(self, name: str) -> Any:
+        """A phase that is no metric: whatever the driver waits for, the watchdog sees it."""
+        return self.tracking.phases(name, timed=False)
+
     def timings(self) -> dict[str, float]:
         """Seconds and memory of the phases since the last time; they and the workers' own calls are in the timeline now."""
         memory = self.crew.tell_calls(self.tracking.phases)
         return {**self.tracking.phases.take_timings(), **memory, "memory/host_gb/driver": host_gb()}
 
-    def watchdog(self) -> Watchdog:
-        """Ends this run where it would hang."""
+    def watchdog(self) -> AbstractContextManager[Any]:
+        """Ends this run where it would hang. Not one in this process: a debugger stops there on purpose."""
+        if self.config.trainer.executor == "local":
+            return nullcontext()
         return Watchdog(
             self.config.trainer.watchdog,
             self.tracking.phases,
             self.crew,
-            lambda: self.scores.pending if self.scores is not None else [],
+            lambda: self.stream.pending() if self.stream is not None else [],
             self.tracking.directory.path / "stalls",
             self.tracking.warn,
         )
 
     def shutdown(self) -> None:
         """Stop all workers, give the pools back, and close the books."""
-        self.saver.close()
-        self.crew.shutdown()
-        self.tracking.close(failed=self.step < self.total_steps and not self.config.trainer.val_only)
+        with self.watched("shutdown"):
+            self.saver.close()
+            if self.stream is not None:
+                self.stream.close()
+                self.restarts.samples_again += self.stream.router.samples_again
+            self.crew.shutdown()
+            self.tracking.close(failed=self.step < self.total_steps and not self.config.trainer.val_only)
 
 
-_WIDTHS = ("prompts", "responses")
 _UPDATE_COLUMNS = {
     "input_ids",
     "attention_mask",
@@ -458,7 +582,14 @@ _UPDATE_COLUMNS = {
     "old_log_probs",
     "ref_log_prob",
     "rollout_log_probs",
+    "rollout_sampled_log_probs",
     "rollout_is_weights",
+    "token_weights",
+    "token_versions",
+    "teacher_mask",
+    "teacher_log_probs",
+    "teacher_top_ids",
+    "teacher_top_log_probs",
     "advantages",
     "returns",
     "values",

@@ -14,6 +14,7 @@ class Role(Enum):
     RewardModel = 5
     ActorRolloutRef = 6
     Env = 7
+    Teacher = 8
 
     def __str__(self) -> str:
         return _NAMES[self]
@@ -28,4 +29,5 @@ _NAMES = {
     Role.RewardModel: "rm",
     Role.ActorRolloutRef: "actor_rollout_ref",
     Role.Env: "env",
+    Role.Teacher: "teacher",
 }

@@ -1,28 +1,17 @@
-"""Laying out the rows of a step: repeated for their samples, sifted, and dealt to ranks without touching mini-batches."""
+"""Laying out the rows of a step: which groups are worth training on, and who gets which rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
-from quadriga.controller.remote_batch import RemoteBatch
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 
-Batch = TypeVar("Batch", DataProto, RemoteBatch)
 
-
-def repeat_for_samples(prompts: Batch, n: int) -> Batch:
-    """Every prompt `n` times, one after the other, with the number of the sample in column `sample_index`."""
-    rows = prompts.repeat(n, interleave=True)
-    rows.non_tensor_batch["sample_index"] = np.tile(np.arange(n), len(prompts))
-    return rows
-
-
-def groups_that_differ(batch: Batch, metric: str, n: int) -> Batch:
-    """The rows of the prompts whose `n` samples do not all have the same `metric`: `score`, or what the reward tells."""
+def groups_that_differ(batch: DataProto, metric: str, n: int) -> np.ndarray:
+    """For each prompt, whether its `n` samples do not all have the same `metric`: `score`, or what the reward tells."""
     if metric == "score":
         values = batch.batch["score"].numpy()
     else:
@@ -35,7 +24,7 @@ def groups_that_differ(batch: Batch, metric: str, n: int) -> Batch:
             )
         values = batch.non_tensor_batch[column].astype(float)
     grouped = values.reshape(-1, n)
-    return batch[np.repeat((grouped != grouped[:, :1]).any(1), n)]
+    return (grouped != grouped[:, :1]).any(1)
 
 
 def layout(lengths: Sequence[int], mini_batches: int, world_size: int, balance: bool) -> np.ndarray:

@@ -3,40 +3,87 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from quadriga.protocol import DataProto
 
 
 def batch_metrics(tensors: Mapping[str, torch.Tensor], max_response_length: int) -> dict[str, float]:
-    """Scores, advantages and lengths of a step's rows."""
+    """Scores, advantages and lengths of a step's rows. A response is all that comes after the prompt, what the policy read too."""
     mask = tensors["response_mask"].bool()
+    responses = tensors["attention_mask"][:, -mask.shape[1] :]
     scores = tensors["token_level_scores"].sum(1)
     rewards = tensors["token_level_rewards"].sum(1)
-    lengths = mask.sum(1).float()
-    prompts = (tensors["attention_mask"].sum(1) - mask.sum(1)).float()
+    lengths = responses.sum(1).float()
+    prompts = tensors["attention_mask"][:, : -mask.shape[1]].sum(1).float()
+    cut = tensors.get("cut_off", lengths >= max_response_length)
     metrics = {
         **_spread("critic/score", scores),
         **_spread("critic/rewards", rewards),
         **_spread("critic/advantages", tensors["advantages"][mask]),
         **_spread("critic/returns", tensors["returns"][mask]),
         **_spread("response_length", lengths),
-        "response_length/clip_ratio": float((lengths >= max_response_length).float().mean()),
+        "response_length/clip_ratio": float(cut.float().mean()),
         **_spread("prompt_length", prompts),
         "perf/total_num_tokens": float(tensors["attention_mask"].sum()),
     }
     if "values" in tensors:
-        metrics["critic/vpred_mean"] = float(tensors["values"][mask].mean())
+        metrics["critic/values/mean"] = float(tensors["values"][mask].mean())
     return metrics
 
 
-def throughput(metrics: dict[str, float], step_s: float) -> dict[str, float]:
+LOOP_TOKENS, LONGEST_LOOP = 64, 16
+"""A response is repetitive whose last `LOOP_TOKENS` tokens nearly all equal those up to `LONGEST_LOOP` places earlier."""
+
+
+def warning_signs(tensors: Mapping[str, torch.Tensor], group_ids: Sequence[str] | np.ndarray) -> dict[str, float]:
+    """What the alarms need to know of a step's rows besides `batch_metrics`.
+
+    Args:
+        tensors: response_mask, token_level_scores `[B, R]` and, if there, responses `[B, R]`.
+        group_ids: the prompt of each row.
+    """
+    mask, scores = tensors["response_mask"].bool(), tensors["token_level_scores"].sum(1).double()
+    lengths = mask.sum(1).double()
+    signs = {}
+    if scores.std(correction=0) > 0 and lengths.std(correction=0) > 0:
+        signs["reward/length_correlation"] = float(torch.corrcoef(torch.stack([scores, lengths]))[0, 1])
+    groups, sizes = np.unique(np.asarray(group_ids, dtype=str), return_inverse=True, return_counts=True)[1:]
+    if sizes.max() > 1:
+        row_group = torch.from_numpy(groups)
+        lowest, highest = (
+            torch.zeros(len(sizes), dtype=scores.dtype).scatter_reduce_(0, row_group, scores, how, include_self=False)
+            for how in ("amin", "amax")
+        )
+        signs["reward/equal_groups"] = float((lowest == highest).double().mean())
+    if "responses" in tensors:
+        signs["response/repetitive"] = float(_ends_in_a_loop(tensors["responses"], mask).double().mean())
+    return signs
+
+
+def _ends_in_a_loop(responses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`[B]`: rows of at least `LOOP_TOKENS` tokens whose end repeats with some short period. Looks at the ends alone."""
+    positions = torch.arange(mask.shape[1]).expand_as(mask)
+    last = torch.where(mask, positions, -1).amax(1)  # an observation may follow what the policy wrote
+    places = last[:, None] - torch.arange(LOOP_TOKENS - 1, -1, -1)
+    tail = responses.gather(1, places.clamp(min=0))
+    found = torch.zeros(len(responses), dtype=torch.bool)
+    for period in range(1, LONGEST_LOOP + 1):
+        found |= (tail[:, period:] == tail[:, :-period]).double().mean(1) > 0.95
+    return found & (last + 1 >= LOOP_TOKENS)
+
+
+def throughput(metrics: dict[str, float], step_s: float, workers: int = 1) -> dict[str, float]:
+    """Tokens per second: of one worker under verl's name, of all of them under another."""
+    total = metrics["perf/total_num_tokens"] / step_s
     return {
         "perf/time_per_step": step_s,
-        "perf/throughput": metrics["perf/total_num_tokens"] / step_s,
+        "perf/throughput": total / workers,
+        "perf/total_throughput": total,
         "perf/max_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
 

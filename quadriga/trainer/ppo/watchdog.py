@@ -53,7 +53,7 @@ class Watchdog:
     ) -> None:
         self._config, self._phases, self._crew, self._pending_samples = config, phases, crew, pending_samples
         self._folder, self._warn, self._end_process, self._last_grace_s = folder, warn, end_process, last_grace_s
-        self._told: set[tuple[int, str]] = set()
+        self._told: set[tuple[Phase, str]] = set()  # the phases themselves: an `id` comes again when its object is gone
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -88,9 +88,9 @@ class Watchdog:
                     break
 
     def _tell(self, phase: Phase, deadline: str) -> None:
-        if (id(phase), deadline) in self._told:
+        if (phase, deadline) in self._told:
             return
-        self._told.add((id(phase), deadline))
+        self._told.add((phase, deadline))
         report = self.report(phase)
         if deadline == "soft":
             self._warn(report)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from quadriga.cli import run_command
 from quadriga.config.supervised_schema import SCHEMAS
+from quadriga.errors import run_command
 from quadriga.trainer.supervised.entry import run_arguments
 
 if __name__ == "__main__":

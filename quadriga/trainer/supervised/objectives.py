@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quadriga.algorithms import dpo_loss, pairwise_reward_loss
+from quadriga.checkpoint.huggingface import ModelExport, policy_export, reward_model_export
 from quadriga.config.supervised_schema import DPOConfig, RMConfig, SFTConfig
 from quadriga.data import collate_pairs, collate_sft, create_preference_dataset, create_sft_dataset
 from quadriga.engine import BatchCounts, TrainingEngine
 from quadriga.models.token_model import TokenModel
 from quadriga.protocol import DataProto
-from quadriga.trainer.supervised.export import export_policy, export_reward_model
+from quadriga.trainer.supervised.sample_rows import answer_rows, pair_rows
 from quadriga.trainer.supervised.start_model import start_policy, start_scorer, start_tokenizer
 
 Columns = dict[str, Tensor]
@@ -57,8 +57,13 @@ class Objective:
         """`loss` and metrics, each added up over the tokens or pairs at hand. For subclasses."""
         raise AttributeError(f"{type(self).__name__} has no loss")
 
-    def export(self, model: Any, folder: Path, dtype: torch.dtype) -> None:
-        export_policy(model, self.tokenizer, folder, dtype)
+    def samples(self, output: Tensor, columns: Columns) -> list[dict[str, Any]]:
+        """What the model said of these examples, for people. For subclasses."""
+        raise AttributeError(f"{type(self).__name__} has no samples")
+
+    def export(self, model: Any, dtype: torch.dtype) -> ModelExport:
+        """How the model is written as a Hugging Face folder."""
+        return policy_export(model, self.tokenizer, dtype)
 
 
 class SFT(Objective):
@@ -74,6 +79,9 @@ class SFT(Objective):
 
     def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
         return {"loss": -(output * columns["response_mask"]).sum()}
+
+    def samples(self, output: Tensor, columns: Columns) -> list[dict[str, Any]]:
+        return answer_rows(self.tokenizer, columns, output)
 
 
 class RewardModel(Objective):
@@ -91,8 +99,11 @@ class RewardModel(Objective):
         chosen, rejected = output.view(-1, 2).unbind(1)
         return {"loss": pairwise_reward_loss(chosen, rejected).sum(), **_margin_sums(chosen, rejected)}
 
-    def export(self, model: Any, folder: Path, dtype: torch.dtype) -> None:
-        export_reward_model(model, self.tokenizer, folder, dtype)
+    def samples(self, output: Tensor, columns: Columns) -> list[dict[str, Any]]:
+        return pair_rows(self.tokenizer, columns, output)
+
+    def export(self, model: Any, dtype: torch.dtype) -> ModelExport:
+        return reward_model_export(model, self.tokenizer, dtype)
 
 
 class DPO(Objective):
@@ -117,6 +128,9 @@ class DPO(Objective):
                 rows, 1.0, data.max_token_len_per_gpu, max_rows=data.micro_batch_size_per_gpu
             )
         rows.batch["ref_log_prob_sum"] = log_probs.sum(1)
+
+    def samples(self, output: Tensor, columns: Columns) -> list[dict[str, Any]]:
+        return pair_rows(self.tokenizer, columns, self.config.dpo.beta * (output.sum(1) - columns["ref_log_prob_sum"]))
 
     def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
         dpo = self.config.dpo

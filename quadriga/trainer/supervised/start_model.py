@@ -27,7 +27,8 @@ def start_policy(model: PolicyModelConfig, tokenizer: Any, trainable: bool = Tru
         return _random_policy(model, tokenizer)
     config = _model_config(model)
     config.lora_rank, config.lora_alpha = model.lora_rank, model.lora_alpha
-    config.target_modules = model.target_modules
+    config.target_modules, config.exclude_modules = model.target_modules, model.exclude_modules
+    config.lora_adapter_path = model.lora_adapter_path
     return load_policy(config, tokenizer, trainable)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,21 +15,27 @@ import torch
 from torch import Tensor
 
 from quadriga.checkpoint.checkpoint import Checkpoint
+from quadriga.checkpoint.huggingface import PART
 from quadriga.checkpoint.shards import load_engine, save_engine
 from quadriga.checkpoint.store import CheckpointStore
+from quadriga.config.run_name import refuse_another_task
 from quadriga.config.schema_models import OptimConfig
 from quadriga.data.factory import pad_token_id
 from quadriga.data.loader import BatchLoader, file_order_batches
 from quadriga.data.sampler import ResumableSampler
 from quadriga.engine import BatchCounts, TrainingEngine
 from quadriga.engine.sharding import rank, sum_over_ranks, world_size
+from quadriga.engine.weights import host_state_dict
 from quadriga.errors import ConfigError
 from quadriga.protocol import DataProto
-from quadriga.tracking import RunDirectory, Tracking
+from quadriga.trainer.supervised.journal import Journal, NoJournal
 from quadriga.trainer.supervised.objectives import objective_of
 from quadriga.trainer.supervised.ranks import same_on_all_ranks, share_of_rank, validation_share, wait_for_all_ranks
+from quadriga.trainer.supervised.sample_rows import KEPT_EXAMPLES
 
-ENGINE_PART, EXPORT_PART = "model", "huggingface"
+ENGINE_PART = "model"
+SAME_TASK = ("model.partial_pretrain", "model.from_config", "data.train_files")
+"""Keys that must not differ when a run goes on by itself: else it is another run in the same directory."""
 
 
 class SupervisedTrainer:
@@ -50,6 +56,7 @@ class SupervisedTrainer:
         steps = config.trainer.total_training_steps
         self.total_steps = config.trainer.total_epochs * len(self.loader) if steps is None else steps
         self._make_engine(device)
+        self.journal: Journal | NoJournal = NoJournal()
         self.step = 0
         self.resumed_step: int | None = None
 
@@ -64,9 +71,15 @@ class SupervisedTrainer:
     def _make_engine(self, device: torch.device | str) -> None:
         model, optim = self.config.model, self.config.optim
         torch.manual_seed(self.config.trainer.seed)
+        start = self.objective.load_model()
+        self.save_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.save_dtype]
+        self.exporter = self.objective.export(start, self.save_dtype)
+        if rank() == 0:  # what would stop a checkpoint shows before the first step
+            self.exporter.rehearse(self.store.folder, model.trust_remote_code)
         self.engine = TrainingEngine(
-            self.objective.load_model(),
+            start,
             optim=OptimConfig(
+                name=optim.name,
                 lr=optim.lr,
                 betas=optim.betas,
                 weight_decay=optim.weight_decay,
@@ -79,6 +92,7 @@ class SupervisedTrainer:
             total_steps=self.total_steps,
             device=device,
             gradient_checkpointing=model.enable_gradient_checkpointing,
+            sequence_parallel=model.ulysses_sequence_parallel_size,
             dump_dir=self.run_dir / "dumps",
         )
         self.objective.prepare(self.engine)
@@ -89,19 +103,24 @@ class SupervisedTrainer:
         """Train until the last step; the model is then in `<run directory>/huggingface`. Returns the last step's metrics."""
         self.resume()
         metrics: dict[str, float] = {}
-        with self._tracking() as tracking:
+        with self._journal() as journal:
+            self.journal = journal
             while self.step < self.total_steps:
-                metrics = self.training_step()
-                if self.val_dataset is not None and self._is_due(self.config.trainer.test_freq):
-                    metrics |= self.validate()
+                journal.begin_step(self.step + 1)
+                with journal.phase("step"):
+                    metrics = self.training_step()
+                if self._is_due(self.config.trainer.test_freq):
+                    with journal.phase("testing"):
+                        metrics |= self.validate() if self.val_dataset is not None else self.look_at_training()
+                journal.log(self.step, metrics)
                 if self._is_due(self.config.trainer.save_freq):
-                    self.save()
-                if tracking is not None:
-                    tracking.log(self.step, metrics)
-                    self._print(metrics)
+                    with journal.phase("save_checkpoint"):
+                        journal.sync()  # a checkpoint never knows more than the metrics
+                        self.save()
         if self.step == self.resumed_step and self.config.trainer.resume_mode == "resume_path":
             self.save()  # nothing was left to do, but this run directory has no checkpoint yet
         self._publish()
+        journal.conclude(self.model_dir)
         wait_for_all_ranks()  # one that leaves early would take the others' connections with it
         return metrics
 
@@ -110,7 +129,7 @@ class SupervisedTrainer:
         start = time.perf_counter()
         epoch, batch = self.loader.next_batch()
         tokens = int(batch.batch["attention_mask"].sum())
-        rows = share_of_rank(_model_columns(batch), self.objective.rows_per_example)
+        rows = self._newest_rows = share_of_rank(_model_columns(batch), self.objective.rows_per_example)
         self.objective.add_columns(rows)
         done = self.engine.train_mini_batch(
             rows,
@@ -133,17 +152,36 @@ class SupervisedTrainer:
         """The loss and the metrics of the objective over the whole validation set."""
         per_example, totals = self.objective.rows_per_example, dict[str, Tensor]()
         examples = torch.zeros((), dtype=torch.float64)
+        samples: list[dict[str, Any]] = []
         for batch in file_order_batches(self.val_dataset, self.config.data.train_batch_size, self.collate):  # type: ignore[arg-type]
             rows, own = validation_share(_model_columns(batch), per_example)
             self.objective.add_columns(rows)
             output = self._infer(rows)[own]
             columns = {name: column[own] for name, column in rows.batch.items()}
+            if self.journal.keeps_samples and len(samples) < KEPT_EXAMPLES:
+                samples += self._samples(output, columns, KEPT_EXAMPLES - len(samples))
             for name, value in self.objective.sums(output, columns).items():
                 totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.double()
             mask = columns["response_mask"]
             examples += self.objective.examples(BatchCounts(int(mask.sum()), len(own), mask.shape[1]))
+        self.journal.samples(self.step, samples, "val")
         summed = sum_over_ranks(torch.stack([examples, *totals.values()]).to(self.engine.device)).tolist()
         return {f"val/{name}": value / summed[0] for name, value in zip(totals, summed[1:], strict=True)}
+
+    def look_at_training(self) -> dict[str, float]:
+        """Without a validation set: keep what the model says of some examples of the newest step. No figures."""
+        per_example = self.objective.rows_per_example
+        rows = self._newest_rows[: KEPT_EXAMPLES * per_example // 4]
+        self.objective.add_columns(rows)
+        output = self._infer(rows)
+        if self.journal.keeps_samples:
+            columns = {name: column[: len(output)] for name, column in rows.batch.items()}
+            self.journal.samples(self.step, self._samples(output, columns, KEPT_EXAMPLES), "train")
+        return {}
+
+    def _samples(self, output: Tensor, columns: dict[str, Tensor], most: int) -> list[dict[str, Any]]:
+        rows = most * self.objective.rows_per_example
+        return self.objective.samples(output[:rows].cpu(), {name: c[:rows].cpu() for name, c in columns.items()})
 
     def _loss(self, outputs: dict[str, Tensor], micro: dict[str, Tensor], counts: BatchCounts) -> Any:
         """The objective's sums over this micro-batch, divided by the examples of the whole batch over all ranks."""
@@ -169,7 +207,7 @@ class SupervisedTrainer:
         """Write a checkpoint: on every rank its part of the engine, on rank 0 the export, the cursor and the commit."""
         is_first = rank() == 0
         with self.store.writing(self.step) if is_first else nullcontext() as draft:
-            parts = [str(draft.folder(p)) for p in (ENGINE_PART, EXPORT_PART)] if draft is not None else []
+            parts = [str(draft.folder(p)) for p in (ENGINE_PART, PART)] if draft is not None else []
             engine_folder, export_folder = same_on_all_ranks(parts)
             save_engine(self.engine, engine_folder)
             self.export(Path(export_folder))
@@ -187,8 +225,10 @@ class SupervisedTrainer:
         if path is None:
             return
         checkpoint = Checkpoint(Path(path))
-        load_engine(self.engine, checkpoint.folder(ENGINE_PART))
         state = checkpoint.read_state()
+        if trainer.resume_mode == "auto":
+            refuse_another_task(state["config"], asdict(self.config), SAME_TASK, self.run_dir)
+        load_engine(self.engine, checkpoint.folder(ENGINE_PART))
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
         self._say(f"resumed after step {self.step} of {self.total_steps} from {path}")
@@ -203,9 +243,10 @@ class SupervisedTrainer:
 
     def export(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder."""
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.model.save_dtype]
         with self.engine.offload.weights_on_device():
-            self.objective.export(self.engine.model, folder, dtype)
+            weights = host_state_dict(self.engine.model, self.save_dtype)  # all ranks take part
+        if rank() == 0:
+            self.exporter.write(folder, weights)
 
     @property
     def model_dir(self) -> Path:
@@ -218,7 +259,7 @@ class SupervisedTrainer:
         newest = self.store.checkpoints()[0]
         unfinished = self.model_dir.with_name(".huggingface.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(newest.folder(EXPORT_PART), unfinished, copy_function=_link_or_copy)
+        shutil.copytree(newest.folder(PART), unfinished, copy_function=_link_or_copy)
         shutil.rmtree(self.model_dir, ignore_errors=True)
         os.replace(unfinished, self.model_dir)
         self._say(f"model written to {self.model_dir}")
@@ -228,17 +269,11 @@ class SupervisedTrainer:
     def _is_due(self, frequency: int) -> bool:
         return self.step == self.total_steps or (frequency > 0 and self.step % frequency == 0)
 
-    def _tracking(self) -> AbstractContextManager[Tracking | None]:
-        """Metrics of the run; on rank 0 only."""
+    def _journal(self) -> Journal | NoJournal:
+        """What is written and shown; on rank 0 only."""
         if rank() != 0:
-            return nullcontext()
-        return Tracking(self.config, RunDirectory(self.run_dir), resumed_step=self.resumed_step)
-
-    def _print(self, metrics: dict[str, float]) -> None:
-        if self._is_due(self.config.trainer.log_freq) or "val/loss" in metrics:
-            quiet = ("train/skipped", "train/epoch")
-            shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if name not in quiet)
-            self._say(f"step {self.step}/{self.total_steps}: {shown}")
+            return NoJournal()
+        return Journal(self.config, self.run_dir, self.step, self.total_steps, self.resumed_step)
 
     def _say(self, text: str) -> None:
         if rank() == 0 and "console" in self.config.trainer.logger:

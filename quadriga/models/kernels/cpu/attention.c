@@ -68,6 +68,9 @@ INLINE int64_t first_of(struct query query, int64_t window) {
     return window > 0 && query.last > window ? query.last - window : 0;
 }
 
+/* Three passes: all scores, softmax, weighted values. The scores of a few queries fit into the cache of a core, and every sum
+runs over positions in their order, so a query's bits depend neither on how its sequence is cut into blocks nor on the queries
+beside it. Several at once, because each key and value that is read then serves all of them. */
 INLINE void attend_queries(const struct query *queries, const int count, struct cache cache, struct sight sight,
                            float *scores) {
     int64_t first = first_of(queries[0], sight.window), last = queries[0].last;

@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -72,17 +73,20 @@ def load() -> Any:
     compiler = _compiler()
     flags = [*_FLAGS, "-shared", *map(str, SOURCES), *_torch_threads(), "-lm"]
     folder = _cache_folder()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-    texts = [path.read_text() for path in (*SOURCES, *sorted(_FOLDER.glob("*.h")))]
-    parts = [*texts, compiler, version, " ".join(flags), _processor(), torch.__version__]
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=30, check=True).stdout
+    texts = [path.read_text(encoding="utf-8") for path in (*SOURCES, *sorted(_FOLDER.glob("*.h")))]
+    parts = [*texts, compiler, version.decode(errors="replace"), " ".join(flags), _processor(), torch.__version__]
     path = folder / f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-    if not path.exists():
+    if not _is_ours(path):  # made anew if somebody else could have written it
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as target:
             fresh = Path(target.name)
         try:
-            done = subprocess.run([compiler, *flags, "-o", fresh], capture_output=True, text=True, timeout=120)
+            done = subprocess.run([compiler, *flags, "-o", fresh], capture_output=True, timeout=120)
             if done.returncode:
-                raise OSError(f"{compiler} could not compile the kernels: {done.stderr.strip()[-400:]}")
+                raise OSError(
+                    f"{compiler} could not compile the kernels: {done.stderr.decode(errors='replace').strip()[-400:]}"
+                )
+            fresh.chmod(0o700)  # nobody else may change what is loaded into processes
             fresh.replace(path)
         finally:
             fresh.unlink(missing_ok=True)
@@ -97,12 +101,22 @@ def _cache_folder() -> Path:
     """The user's own; where there is none, a fresh one, since others could have put files into one of a known name."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quadriga"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+            folder.chmod(folder.stat().st_mode & ~0o022)
             return folder
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         pass
     return Path(tempfile.mkdtemp(prefix="quadriga-kernels-"))
+
+
+def _is_ours(path: Path) -> bool:
+    """A file of this user that nobody else can write: it is safe to load as code."""
+    try:
+        told = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(told.st_mode) and told.st_uid == os.geteuid() and not told.st_mode & 0o022
 
 
 def _compiler() -> str:
@@ -115,7 +129,8 @@ def _compiler() -> str:
 def _torch_threads() -> list[str]:
     """PyTorch's own OpenMP runtime, so that one pool of threads serves both; nothing where it cannot be told."""
     try:
-        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        loaded = {line.split()[-1] for line in maps.splitlines() if "omp" in line}
     except OSError:
         return []
     found = sorted(p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp", "libomp")))
@@ -125,7 +140,7 @@ def _torch_threads() -> list[str]:
 def _processor() -> str:
     """What `-march=native` depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     told = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]

@@ -7,18 +7,28 @@ faster there. Both give a row the same bits whatever rows are beside it, oneDNN 
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+KEPT_SHAPES = 32
+"""Shapes of products that stay prepared. A micro-batch of a model has about ten, the same in all of its layers."""
+
+# oneDNN compiles code for each shape, half a megabyte of it, and keeps the last 1,024; PyTorch's layer above it does the same
+# once more. Packed micro-batches have another number of tokens in every step, so nothing of that is used again: a worker would
+# grow by hundreds of megabytes. Both read these variables at the first product.
+for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_variable, str(KEPT_SHAPES))
+
 
 @functools.cache
 def prefers_onednn() -> bool:
     """Whether this machine's float32 products are for oneDNN."""
     try:
-        told = Path("/proc/cpuinfo").read_text()
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     return "AuthenticAMD" in told and torch.backends.mkldnn.is_available()

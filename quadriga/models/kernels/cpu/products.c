@@ -20,6 +20,7 @@ void pack_weight(const float *weight, const float *bias, int64_t rows, int64_t i
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------- */
 
+/* `rows` is a constant where this is inlined, so that the sums are registers and the loops over them are unrolled. */
 INLINE void multiply(const float *x, int64_t stride, const float *panel, int64_t inner, const int rows, float *tile) {
     vector sum[TILE][VECTORS];
 #pragma GCC unroll 12
@@ -73,6 +74,8 @@ void packed_product(const float *x, int64_t x_stride, int64_t rows, struct weigh
                     enum result kind, float *out, int64_t out_stride) {
     int64_t width = kind == GATED ? PANEL / 2 : PANEL, panels = (w.outer + width - 1) / width;
     float tile[TILE * PANEL] __attribute__((aligned(64)));
+    /* A block of rows stays in the cache while the panels stream by, so weights are read from memory once a block and not once
+    a tile. Members take columns and not rows: with few rows, each then reads a part of the weights and not all of them. */
     for (int64_t start = 0, end; start < rows; start = end) {
         end = rows - start < BLOCK ? rows : start + BLOCK;
         for (int64_t p = FIRST(panels, who); p < LAST(panels, who); p++) {

@@ -3,13 +3,16 @@
 #pragma once
 #include "common.h"
 
-#define TILE (MANY_REGISTERS ? 12 : 6) /* rows of a tile of results, which stays in registers */
+/* Rows of a tile of results, which stays in registers: 12 · 2 sums, 2 vectors of the panel and 1 of x are 27 of 32 registers,
+6 · 2 + 2 + 1 are 15 of 16. */
+#define TILE (MANY_REGISTERS ? 12 : 6)
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
 #define BLOCK (16 * TILE) /* rows that go through all panels before others do, from the cache */
 
 /* A weight W[outer, inner] in panels of PANEL columns of its transpose, zeros behind the last column; a panel is
-[1 + inner, PANEL], its first row the bias. */
+[1 + inner, PANEL], its first row the bias. So a tile reads its panel from front to back, once, in whole vectors, and the bias
+costs nothing: the sums begin with it. */
 struct weight {
     const float *panels;
     int64_t inner, outer;

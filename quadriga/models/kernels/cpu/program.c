@@ -73,6 +73,8 @@ INLINE void norm_and_rotate(const struct model *m, const float *norm, int64_t po
     rotate_row(x, m->cos + position * m->size, m->sin + position * m->size, m->size / 2, x);
 }
 
+/* A barrier counts all threads, so each must come here equally often: they do, since every thread goes through every layer,
+with rows of its own or with a share of all. */
 INLINE void meet(int64_t others) {
     if (others) {
 #pragma omp barrier

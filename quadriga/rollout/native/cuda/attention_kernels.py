@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quadriga.models.kernels.attention import KEY_TILE, attend_tile, attended
 from quadriga.rollout.native.cuda.cache import CudaKVCache
 
 MAX_SPLITS = 64
@@ -92,11 +93,11 @@ def decode_attention(
         CAPPED=softcap is not None,
         WINDOWED=window is not None,
         EXACT="ieee" if query.dtype == torch.float32 else "tf32",
-        GROUP_PAD=max(16, triton.next_power_of_2(shape.group)),
+        GROUP_PAD=max(16, triton.next_power_of_2(shape.group)),  # the least that a matrix instruction takes
         DIM_PAD=dim_pad,
-        TILE=64 if dim_pad <= 128 else 32,
+        TILE=KEY_TILE,
         num_warps=2 if dim_pad <= 64 else 4,
-        num_stages=3 if query.dtype != torch.float32 else 1,
+        num_stages=1 if query.dtype == torch.float32 else 3 if dim_pad <= 128 else 2,
     )
     if splits > 1:
         _merge_kernel[(rows * shape.heads,)](
@@ -106,7 +107,10 @@ def decode_attention(
 
 
 def splits_for(rows: int, kv_heads: int, max_tokens: int, processors: int) -> int:
-    """How often to cut each row so that `rows · kv_heads` programs keep the chip's `processors` busy."""
+    """How often to cut each row so that `rows · kv_heads` programs keep the chip's `processors` busy.
+
+    Four programs a processor, since one alone waits for memory most of the time; no share of less than a tile of 64 tokens.
+    """
     wanted = 4 * processors / (rows * kv_heads)
     splits = 1
     while splits < wanted and splits < MAX_SPLITS and splits * 64 < max_tokens:
@@ -115,7 +119,8 @@ def splits_for(rows: int, kv_heads: int, max_tokens: int, processors: int) -> in
 
 
 @triton.jit
-def _write_kernel(key, value, places, anchor, offset, layer_start, half_layer, key_token, key_head, value_token, value_head,
+def _write_kernel(key, value, places, anchor, offset, layer_start: tl.int64, half_layer: tl.int64, key_token, key_head,
+                  value_token, value_head,
                   KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
                   HEADS_PAD: tl.constexpr, DIM_PAD: tl.constexpr):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -132,17 +137,18 @@ def _write_kernel(key, value, places, anchor, offset, layer_start, half_layer, k
 
 
 @triton.jit
-def _decode_kernel(query, out, parts, sums, anchor, offset, slots, tables, lengths, layer_start, half_layer, table_width,
-                   scaling, softcap, window,
+def _decode_kernel(query, out, parts, sums, anchor, offset, slots, tables, lengths, layer_start: tl.int64,
+                   half_layer: tl.int64, table_width, scaling, softcap, window,
                    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
                    EXACT: tl.constexpr, GROUP_PAD: tl.constexpr, DIM_PAD: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row)
+    # Padding has 0 tokens: the loop below does not run, and nothing weighs anything.
     count = tl.load(lengths + slot, mask=slot >= 0, other=-1).to(tl.int32) + 1
     first = 0
-    if WINDOWED:
-        first = tl.maximum(count - window, 0)
+    if WINDOWED:  # tiles begin where they begin in training: at multiples of their size
+        first = tl.maximum(count - window, 0) // TILE * TILE
     share = tl.cdiv(tl.cdiv(count - first, TILE), SPLITS) * TILE
     begin = first + split * share
     end = tl.minimum(begin + share, count)
@@ -157,34 +163,30 @@ def _decode_kernel(query, out, parts, sums, anchor, offset, slots, tables, lengt
     table = tables + slot.to(tl.int64) * table_width
 
     highest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PAD], tl.float32)
+    total = tl.zeros([GROUP_PAD, 16], tl.float32)
     weighted = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
     for start in range(begin, end, TILE):
         token = start + within
-        seen = token < end
-        block = tl.load(table + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        inside_row = token < end
+        block = tl.load(table + token // BLOCK_SIZE, mask=inside_row, other=0).to(tl.int64)
         line = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE) * HEAD_DIM
         at = line[:, None] + column[None, :]
-        inside = seen[:, None] & (column < HEAD_DIM)[None, :]
+        inside = inside_row[:, None] & (column < HEAD_DIM)[None, :]
         key = tl.load(keys + at, mask=inside, other=0.0)
-        score = tl.dot(q, tl.trans(key), input_precision=EXACT) * scaling
-        if CAPPED:
-            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
-        score = tl.where(seen[None, :], score * 1.4426950408889634, float("-inf"))
-        new = tl.maximum(highest, tl.max(score, 1))
-        shrink = tl.exp2(highest - new)
-        weight = tl.exp2(score - new[:, None])
-        total = total * shrink + tl.sum(weight, 1)
         value = tl.load(values + at, mask=inside, other=0.0)
-        weighted = weighted * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=EXACT)
-        highest = new
-    safe = tl.where(total > 0, total, 1.0)
-    result = weighted / safe[:, None]
+        visible = inside_row
+        if WINDOWED:
+            visible = visible & (token >= count - window)
+        visible = visible[None, :] & (member >= 0)[:, None]
+        highest, total, weighted = attend_tile(
+            q, key, value, visible, highest, total, weighted, scaling, softcap, CAPPED, EXACT, TILE
+        )
+    result, whole = attended(total, weighted)
     if SPLITS == 1:
         tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_inside)
     else:
         place = (row * HEADS + head) * SPLITS + split
-        log_sum = tl.where(total > 0, highest + tl.log2(safe), float("-inf"))
+        log_sum = highest + tl.log2(whole)  # −inf where the share is empty
         tl.store(sums + place, log_sum, mask=member < GROUP)
         tl.store(parts + place[:, None] * HEAD_DIM + column[None, :], result, mask=q_inside)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quadriga.errors import WorkerError
-from quadriga.models.attention import varlen_attention
+from quadriga.models.attention import takes_kernels
+from quadriga.models.kernels.attention import Segments, segment_attention
 from quadriga.rollout.native.attention import prefill_attention
 from quadriga.rollout.native.cuda.attention_kernels import decode_attention, write_cache
 from quadriga.rollout.native.cuda.cache import CudaKVCache
@@ -54,25 +53,20 @@ class PrefillPass:
     cache: CudaKVCache
     chunks: list[Chunk]
     places: Tensor
-    bounds: tuple[Tensor, Tensor]
-    """Of the chunks, and of the tokens that each can see; see `varlen_attention`"""
+    segments: Segments
+    """Of the chunks, and of the tokens that each can see"""
 
     @classmethod
     def of(cls, cache: CudaKVCache, chunks: list[Chunk], places: Tensor) -> PrefillPass:
         lengths, contexts = [c.length for c in chunks], [c.start + c.length for c in chunks]
-        return cls(cache, chunks, places, (_bounds(lengths, places), _bounds(contexts, places)))
+        return cls(cache, chunks, places, Segments.of(lengths, contexts, places.device))
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None
     ) -> Tensor:
         write_cache(self.cache, layer, k, v, self.places)
-        lengths = [chunk.length for chunk in self.chunks]
-        if (
-            q.dtype not in (torch.bfloat16, torch.float16)
-            or softcap is not None
-            or q.shape[-1] % 8
-            or q.shape[-1] > 256
-        ):
+        if not takes_kernels(q):
+            lengths = [chunk.length for chunk in self.chunks]
             parts = zip(self.chunks, q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
             return torch.cat(
                 [
@@ -82,20 +76,13 @@ class PrefillPass:
             )
         if any(chunk.start for chunk in self.chunks):
             k, v = self._contexts(layer)
-        longest = max(lengths), max(chunk.start + chunk.length for chunk in self.chunks)
-        return varlen_attention(
-            q, k, v, self.bounds, longest, scaling, window if window and longest[1] > window else None
-        )
+        return segment_attention(q, k, v, self.segments, scaling, window, softcap)
 
     def _contexts(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of all that each chunk can see, `[S, kv_heads, D]` each, out of the cache."""
         pairs = [self.cache.read(layer, c.blocks, c.start + c.length) for c in self.chunks]
         keys, values = (torch.cat(side, dim=1).transpose(0, 1) for side in zip(*pairs, strict=True))
         return keys, values
-
-
-def _bounds(lengths: Rows[int], like: Tensor) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(like.device, non_blocking=True)
 
 
 def register_cuda_attention() -> str:

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadriga.models.exact import is_exact
+from quadriga.models.kernels.linear import product
 from quadriga.models.layout import to_device
 from quadriga.models.policy import logit_transform
 from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.cuda.attention_kernels import splits_for
 from quadriga.rollout.native.cuda.cache import CudaKVCache
 from quadriga.rollout.native.cuda.graphs import DecodeGraphs
+from quadriga.rollout.native.cuda.merged import merge_projections
 from quadriga.rollout.native.cuda.plan import DecodePass, PrefillPass, register_cuda_attention
 from quadriga.rollout.native.cuda.slots import DeviceSlots
 from quadriga.rollout.native.plan import Chunk
@@ -26,13 +29,14 @@ from quadriga.rollout.native.work import Work
 class CudaRunner:
     """Turns rows into float32 logits, by the trunk of `module` and the lm_head's product in float32.
 
-    The module is borrowed for each pass only, see `Runner`.
+    The module is borrowed for each pass only, see `Runner`. It is one that is not trained: its projections are merged.
     """
 
     def __init__(
         self, module: Any, cache: CudaKVCache, scheduler: Scheduler, table: DeviceSlots, work: Work, eager: bool
     ) -> None:
         self.module, self.cache, self.scheduler, self.table, self.work = module, cache, scheduler, table, work
+        merge_projections(module)
         self._attention = register_cuda_attention()
         self._transform = logit_transform(module.config)
         self._processors = torch.cuda.get_device_properties(cache.shape.device).multi_processor_count
@@ -97,15 +101,19 @@ class CudaRunner:
             yield part, self.graphs.run(part)
 
     def _decode(self, slots: Tensor) -> Tensor:
-        """The step that graphs capture."""
+        """The step that graphs capture: all it needs to know of the rows it reads on the device, by their slots."""
         table, size = self.table, self.cache.shape.block_size
         rows = slots.clamp(min=0)
         position = table.length[rows]
         block = table.blocks[rows, position // size].to(torch.int64)
         places = torch.where(slots < 0, -1, block * size + position % size)
+        # How many programs attention starts is fixed in a graph, so it goes by the longest row that there could be.
         max_tokens = table.blocks.shape[1] * size
-        splits = splits_for(len(slots), self.cache.shape.kv_heads, max_tokens, self._processors)
+        # Where a row is cut decides in which order its shares are added: the trainer does not cut.
+        splits = 1 if is_exact() else splits_for(len(slots), self.cache.shape.kv_heads, max_tokens, self._processors)
         plan = DecodePass(self.cache, table, slots, places, splits)
+        # One tensor for the logits of all graphs, made in the run before a capture and so in none of their pools. A larger one
+        # takes its place when a larger batch comes; graphs captured before keep the old one.
         if self._logits is None or self._logits.shape[0] < len(slots):
             self._logits = torch.empty(len(slots), table.vocab_size, dtype=torch.float32, device=slots.device)
         with borrowed(self.module, self._attention):
@@ -125,14 +133,19 @@ class CudaRunner:
     def _head(self, hidden: Tensor, out: Tensor | None) -> Tensor:
         """Logits in float32, as the trainer computes them."""
         head, transform = self.module.get_output_embeddings(), self._transform
-        if out is None:
+        sharded = getattr(self.module, "sharded", None)
+        if out is None or sharded is not None:
             out = torch.empty(len(hidden), head.weight.shape[0], dtype=torch.float32, device=hidden.device)
-        if hidden.dtype == torch.float32:
+        if is_exact():
+            product(hidden, head.weight, out=out)
+        elif hidden.dtype == torch.float32:
             torch.mm(hidden, head.weight.t(), out=out)
         else:
             torch.mm(hidden, head.weight.t(), out_dtype=torch.float32, out=out)
         if getattr(head, "bias", None) is not None:
             out.add_(head.bias)
+        if sharded is not None:
+            out = sharded.whole_logits(out)
         if transform.scale != 1:
             out.mul_(transform.scale)
         if transform.softcap is not None:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quadriga.models.kernels.softmax import statistics
 from quadriga.rollout.native.cuda.slots import DeviceSlots
 from quadriga.rollout.native.slots import Sampled
 
@@ -42,6 +43,13 @@ def sample_rows(logits: Tensor, rows: Tensor, slots: Tensor, table: DeviceSlots)
         num_warps=8,
     )
     return Sampled(tokens, log_probs, log_probs)
+
+
+def trainer_log_probs(logits: Tensor, slots: Tensor, tokens: Tensor, table: DeviceSlots) -> Tensor:
+    """Log-prob of `tokens[R]` under `logits[R, V]` of `slots[R]`, by the kernel that the trainer computes them with."""
+    normaliser, chosen, entropy = (torch.empty_like(logits[:, 0]) for _ in range(3))
+    statistics(logits, tokens, table.scale[slots.clamp(min=0)], None, normaliser, chosen, entropy)
+    return chosen - normaliser
 
 
 def note_tokens(slots: Tensor, sampled: Sampled, table: DeviceSlots, decoding: bool) -> None:

@@ -16,6 +16,7 @@ class DeviceSlots(SlotTable):
     Attributes:
         length: `[slots]` tokens of each sample in the cache.
         done: `[slots]` 0 while it runs, then the code of `SlotTable.append`; a sample that is done changes no more.
+        scale: `[slots]` what logits are multiplied by: 1 / temperature, as the trainer computes it.
         blocks: `[slots, W]` int32 block ids, see `Scheduler.tables`.
     """
 
@@ -29,12 +30,14 @@ class DeviceSlots(SlotTable):
     ) -> None:
         super().__init__(slots, vocab_size, eos_token_ids, device)
         self.length, self.done = (torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(2))
+        self.scale = torch.ones(slots, dtype=torch.float32, device=device)
         self.blocks = torch.zeros(slots, blocks_per_slot, dtype=torch.int32, device=device)
 
     def load(self, sequences: list[Sequence]) -> None:
         super().load(sequences)
         slots = torch.tensor([s.slot for s in sequences]).to(self.device)
         self.length[slots] = self._row([len(s.request.prompt_ids) + len(s.tokens) for s in sequences], torch.int64)
+        self.scale[slots] = self._row([1 / s.request.params.scale_temperature for s in sequences], torch.float32)
         self.done[slots] = 0
 
     def set_blocks(self, changes: list[tuple[int, int, int]]) -> None:

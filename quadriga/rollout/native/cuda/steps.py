@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from quadriga.errors import WorkerError
+from quadriga.models.exact import is_exact
 from quadriga.models.layout import to_device
 from quadriga.rollout.interface import Completion
 from quadriga.rollout.native.cuda.runner import CudaRunner
-from quadriga.rollout.native.cuda.sampling_kernels import note_tokens, sample_rows
+from quadriga.rollout.native.cuda.sampling_kernels import note_tokens, sample_rows, trainer_log_probs
 from quadriga.rollout.native.cuda.slots import DeviceSlots
 from quadriga.rollout.native.sampler import Needs, needs_of, sample
 from quadriga.rollout.native.scheduler import Batch, Scheduler
@@ -28,7 +29,8 @@ from quadriga.rollout.native.slots import NOT_FINITE, Sampled
 from quadriga.rollout.native.stop_strings import StopStrings
 
 MAX_LAG = 4
-"""Most steps whose notes the host has not seen."""
+"""Steps whose notes the host has not seen, while it goes on. Each lets the host be a step later without the device waiting for it, and each
+computes a row more for a sample that has ended without the host knowing."""
 _REASONS = {0: "stop_string", 1: "stop", 2: "length"}
 
 
@@ -126,7 +128,12 @@ class CudaSteps:
     def _sample(self, logits: Tensor, rows: Tensor, slots: Tensor, decoding: bool) -> None:
         needs = self._needs
         if not (needs.truncation or needs.penalty or needs.min_new):
-            note_tokens(slots, sample_rows(logits, rows, slots, self.table), self.table, decoding)
+            sampled = sample_rows(logits, rows, slots, self.table)
+            if is_exact():
+                of_rows = logits if decoding else logits[rows]
+                log_probs = trainer_log_probs(of_rows, slots, sampled.tokens, self.table)
+                sampled = Sampled(sampled.tokens, log_probs, log_probs)
+            note_tokens(slots, sampled, self.table, decoding)
             return
         real = slots.clamp(min=0)
         sampled = sample(logits[rows], self.table, real, needs)
@@ -141,7 +148,11 @@ class CudaSteps:
         self._notes.append(_Notes(_event(), done, self.scheduler.running))
 
     def _leave(self, sequences: list[Sequence]) -> None:
-        """Take samples out of the batch; what they have sampled follows."""
+        """Take samples out of the batch; what they have sampled follows.
+
+        Their slots and blocks are free at once, although the device may still be at work on them: what is started for their next
+        owners comes behind these copies on the same stream.
+        """
         if not sequences:
             return
         table = self.table
@@ -159,8 +170,11 @@ class CudaSteps:
     # ---- its results -------------------------------------------------------------------------------------------------
 
     def _look(self, wait_until: int) -> None:
-        """Read notes that have arrived, and wait for the oldest while more than `wait_until` are on their way."""
-        while self._notes and (len(self._notes) > wait_until or self._notes[0].arrived.query()):
+        """Read notes, waiting for the oldest, until no more than `wait_until` are on their way.
+
+        Not those that happen to have arrived: which samples share a step must not depend on how fast the host is.
+        """
+        while len(self._notes) > wait_until:
             notes = self._notes.popleft()
             notes.arrived.synchronize()
             ended = notes.done.numpy()

@@ -1,0 +1,1 @@
+"""For people who come from other systems: their command lines (`translation`) and their imports (`verl`)."""

@@ -1,0 +1,143 @@
+"""`verl.utils.dataset` and `verl.experimental.dataset.sampler`: prompts, examples and samplers of users' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from quadriga.data import create_rl_dataset, create_rl_sampler
+from quadriga.data.collate import collate_prompts
+from quadriga.data.rl_dataset import RLDataset
+from quadriga.data.sft_dataset import SFTDataset as _SFTDataset
+
+__all__ = ["create_rl_dataset", "create_rl_sampler"]
+
+
+def _read(config: Any, key: str, default: Any) -> Any:
+    found = config.get(key, default) if hasattr(config, "get") else getattr(config, key, default)
+    return default if found is None else found
+
+
+class RLHFDataset(RLDataset):
+    """Prompts of parquet, json or jsonl files. `config` is the section `data`, as verl has it or as Quadriga has it."""
+
+    def __init__(
+        self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
+    ) -> None:
+        self.tokenizer, self.processor, self.config, self.max_samples = tokenizer, processor, config, max_samples
+        self.max_prompt_length = _read(config, "max_prompt_length", 1024)
+        super().__init__(
+            [data_files] if isinstance(data_files, str) else list(data_files),
+            tokenizer,
+            max_prompt_length=self.max_prompt_length,
+            prompt_key=_read(config, "prompt_key", "prompt"),
+            reward_fn_key=_read(config, "reward_fn_key", "data_source"),
+            filter_overlong_prompts=_read(config, "filter_overlong_prompts", True),
+            truncation=_read(config, "truncation", "error"),
+            max_samples=max_samples,
+            shuffle=_read(config, "shuffle", False),
+            seed=_read(config, "seed", 1),
+            chat_template=_read(config, "chat_template", None),
+            apply_chat_template_kwargs=dict(_read(config, "apply_chat_template_kwargs", {})),
+        )
+
+    def on_batch_end(self, batch: Any) -> None:
+        """Hook of verl's; nothing calls it."""
+
+
+class SFTDataset(_SFTDataset):
+    """Examples of files, by a section `data` of the supervised trainer."""
+
+    def __init__(self, parquet_files: Any, tokenizer: Any, config: Any, max_samples: int = -1) -> None:
+        multi_turn = _read(config, "multiturn", {})
+        messages = _read(multi_turn, "messages_key", "messages") if _read(multi_turn, "enable", False) else None
+        super().__init__(
+            parquet_files,
+            tokenizer,
+            prompt_key=_read(config, "prompt_key", "prompt"),
+            response_key=_read(config, "response_key", "response"),
+            prompt_dict_keys=_read(config, "prompt_dict_keys", None),
+            response_dict_keys=_read(config, "response_dict_keys", None),
+            messages_key=_read(config, "messages_key", messages),
+            max_length=_read(config, "max_length", 1024),
+            truncation=_read(config, "truncation", "error"),
+            max_samples=max_samples,
+        )
+
+
+class MultiTurnSFTDataset(SFTDataset):
+    """Conversations, in the column `messages` unless `config` names another."""
+
+    def __init__(self, parquet_files: Any, tokenizer: Any, config: Any, max_samples: int = -1, **kwargs: Any) -> None:
+        named = _read(_read(config, "multiturn", {}), "messages_key", "messages")
+        whole = {**dict(config or {}), "messages_key": _read(config, "messages_key", named)}
+        super().__init__(parquet_files, tokenizer, whole, max_samples)
+
+
+def collate_fn(data_list: list[dict[str, Any]]) -> dict[str, Any]:
+    """Items as one dict: tensors stacked on the left-padded width, everything else as object arrays."""
+    batch = collate_prompts(data_list, pad_token_id=0)
+    return {**dict(batch.batch.items()), **batch.non_tensor_batch}
+
+
+def get_dataset_class(data_config: Any) -> type:
+    """The class that `data.custom_cls` names, or `RLHFDataset`."""
+    custom = _read(data_config, "custom_cls", {})
+    if not _read(custom, "path", None):
+        return RLHFDataset
+    from quadriga.compat.verl.utilities import load_extern_object
+
+    return load_extern_object(_read(custom, "path", ""), _read(custom, "name", ""))
+
+
+class AbstractSampler:
+    """Which rows come next; subclasses have `__iter__` and `__len__`.
+
+    A resumed run begins the epoch anew and passes over the rows that were given; a sampler whose order depends on more
+    than that gives its own `state_dict` and `load_state_dict`.
+    """
+
+    _given = 0
+    _to_skip = 0
+
+    def __init__(self, data_source: Any, data_config: Any) -> None:
+        self.data_source, self.data_config = data_source, data_config
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__iter__" in cls.__dict__:
+            cls.__iter__ = _counted(cls.__iter__)  # type: ignore[method-assign]
+
+    def __iter__(self) -> Iterator[int]:
+        raise NotImplementedError("a sampler gives the positions of an epoch by __iter__")
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self._given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._to_skip = int(state.get("given", 0))
+
+    def update(self, batch: Any) -> None:
+        """Called with the scored batch after each step; a curriculum learns from it."""
+
+
+class AbstractCurriculumSampler(AbstractSampler):
+    """A sampler whose `update(batch)` changes what comes next."""
+
+
+def _counted(iterate: Any) -> Any:
+    """The rows of an epoch, counted, so that a resumed run can pass over those that were given."""
+
+    def counted(self: AbstractSampler) -> Iterator[int]:
+        skip, self._to_skip = self._to_skip, 0
+        self._given = 0
+        for position in iterate(self):
+            self._given += 1
+            if self._given > skip:
+                yield int(position)
+        self._given = 0
+
+    return counted

@@ -1,0 +1,262 @@
+"""What of a verl command line can only be judged as a whole: numbers that depend on each other, keys that two versions read differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from quadriga.compat.translation import Translation
+from quadriga.config.foreign_keys import Kind
+from quadriga.tracking.sinks import SINKS, sink_problems
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POLICY, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref{name}" for name in ("", ".actor", ".rollout", ".ref"))
+SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
+BUDGETS = (
+    (f"{ACTOR}.ppo_max_token_len_per_gpu", ACTOR),
+    (f"{REF}.log_prob_max_token_len_per_gpu", REF),
+    (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", ACTOR),
+    ("critic.ppo_max_token_len_per_gpu", "critic"),
+    ("reward_model.max_token_len_per_gpu", "reward_model"),
+)
+"""Token budgets, and the section whose sequence parallelism multiplies them in verl."""
+SEQUENCE_LOSSES = ("gspo", "sapo")
+"""Losses for which verl always averages over sequences, whatever loss_agg_mode says."""
+NEW_SFT = ("engine", "checkpoint", "model.path", "optim.lr_scheduler_type", "data.pad_mode", "data.use_dynamic_bsz")
+"""Keys, or their first words, that only verl's newer supervised trainer has."""
+
+LONE_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo")
+"""Group estimators that give a lone response its raw score in verl."""
+
+Rule = Callable[[Translation], None]
+
+
+def rules_for(kind: Kind) -> tuple[Rule, ...]:
+    if kind == "sft":
+        return (share_rows_by_gpu, drop_sinks_that_cannot_start)
+    return (
+        drop_sinks_that_cannot_start,
+        share_rows_by_gpu,
+        make_room_in_budgets,
+        fit_rows_per_pass,
+        check_model_length,
+        offload_as_policy,
+        keep_models_whole,
+        check_generation_batch,
+        choose_warm_up,
+        choose_clip_range,
+        sample_in_validation,
+        drop_dead_aggregation,
+        name_own_manager,
+        run_ahead,
+        judge_lone_responses,
+    )
+
+
+def assumed_defaults(command: Translation, wanted: bool | None) -> dict[str, Any]:
+    """verl's defaults for what the command line leaves open, where they are not Quadriga's."""
+    if command.kind == "sft" and wanted is None:
+        wanted = any(key == new or key.startswith(f"{new}.") for key in command.given for new in NEW_SFT)
+    if wanted is False:
+        return {}
+    return {path: value for path, value in command.table.defaults.items() if path not in command.settings}
+
+
+def _gpus(command: Translation) -> int:
+    try:
+        return int(command.get("trainer.n_gpus_per_node") or 1) * int(command.get("trainer.nnodes") or 1)
+    except (TypeError, ValueError):
+        return 1
+
+
+def _parallel(command: Translation, section: str) -> int:
+    """Over how many GPUs verl would split a sequence in this section."""
+    names = [
+        f"{section}.{SEQUENCE_PARALLEL}",
+        f"{section}.fsdp_config.{SEQUENCE_PARALLEL}",
+        f"{section}.fsdp.{SEQUENCE_PARALLEL}",
+    ]
+    if section == REF:
+        names += [f"{ACTOR}.{SEQUENCE_PARALLEL}", f"{ACTOR}.fsdp_config.{SEQUENCE_PARALLEL}"]
+    return next((int(command.given[name]) for name in names if isinstance(command.given.get(name), int)), 1)
+
+
+def share_rows_by_gpu(command: Translation) -> None:
+    """A global micro-batch is divided by the number of GPUs, of which verl counts those that share a sequence once."""
+    if command.kind == "sft":
+        import os
+
+        gpus = int(os.environ.get("WORLD_SIZE", "1"))
+    else:
+        gpus = _gpus(command)
+    for path in sorted(command.shared & set(command.settings)):
+        rows = command.settings[path]
+        if isinstance(rows, int):
+            workers = max(1, gpus // _parallel(command, path.rpartition(".")[0]))
+            command.set(path, max(1, rows // workers), command.source[path], f"per GPU, of {gpus}")
+
+
+def make_room_in_budgets(command: Translation) -> None:
+    """A budget below the longest possible sequence is raised to it: it changes how rows are cut, not the result."""
+    lengths = [command.get("data.max_prompt_length"), command.get("data.max_response_length")]
+    if not all(isinstance(length, int) for length in lengths):
+        return
+    for path, section in BUDGETS:
+        budget, least = command.settings.get(path), -(-sum(lengths) // _parallel(command, section))
+        if isinstance(budget, int) and budget < least:
+            command.set(path, least, command.source[path], "one sequence of the greatest length must fit")
+
+
+def fit_rows_per_pass(command: Translation) -> None:
+    """More rows per pass than a GPU gets of a mini-batch are as many as it gets."""
+    mini, n = command.get(f"{ACTOR}.ppo_mini_batch_size"), command.get(f"{ROLLOUT}.n")
+    for section in (ACTOR, "critic"):
+        path = f"{section}.ppo_micro_batch_size_per_gpu"
+        own_mini = command.settings.get(f"{section}.ppo_mini_batch_size", mini)
+        rows = command.settings.get(path)
+        if all(isinstance(number, int) for number in (rows, own_mini, n)):
+            most = max(1, own_mini * n * _parallel(command, section) // _gpus(command))
+            if rows > most:
+                command.set(path, most, command.source[path], f"a GPU gets {most} rows of a mini-batch")
+
+
+def check_model_length(command: Translation) -> None:
+    key = f"{ROLLOUT}.max_model_len"
+    room, prompt, response = (
+        command.given.get(key),
+        command.get("data.max_prompt_length"),
+        command.get("data.max_response_length"),
+    )
+    if isinstance(room, int) and isinstance(prompt, int) and isinstance(response, int) and room < prompt + response:
+        why = f"responses would be cut below data.max_response_length={response} where a prompt is long"
+        command.settings.pop(key, None)
+        command.refuse(key, why, f"set data.max_prompt_length and data.max_response_length to {room} together")
+
+
+def offload_as_policy(command: Translation) -> None:
+    """FSDP2's offload policy keeps weights, gradients and optimiser in host memory."""
+    for section in (ACTOR, "critic"):
+        for spelling in ("fsdp_config", "fsdp", "model.fsdp_config"):
+            key = f"{section}.{spelling}.offload_policy"
+            if command.given.get(key) is True:
+                command.set(f"{section}.fsdp_config.optimizer_offload", True, key)
+                command.set(f"{section}.fsdp_config.param_offload", True, key, "and optimizer_offload=True")
+
+
+def keep_models_whole(command: Translation) -> None:
+    """Recipes set vLLM's tensor parallel size by habit, for models that fit one GPU many times over, and it changes no result."""
+    key = f"{ROLLOUT}.tensor_model_parallel_size"
+    if command.settings.get(key, 1) != 1:
+        note = "layout only: the same policy, one replica per GPU; if the model does not fit one GPU, set it without --from-verl"
+        command.set_aside(key, note)
+
+
+def check_generation_batch(command: Translation) -> None:
+    """Without dynamic sampling verl trains on what it generates: then data.gen_batch_size is the batch size."""
+    key, size = "data.gen_batch_size", command.given.get("data.gen_batch_size")
+    if size is None or size == command.get("data.train_batch_size") or command.get("algorithm.filter_groups.enable"):
+        return
+    command.refuse(
+        key, "without dynamic sampling verl trains on that many prompts", f"set data.train_batch_size={size}"
+    )
+
+
+def drop_sinks_that_cannot_start(command: Translation) -> None:
+    """verl logs to wandb unless told otherwise. A sink that this machine has no package for changes no result."""
+    key = "trainer.logger"
+    names = command.settings.get(key)
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list):
+        return
+    lacking = {name: next(iter(sink_problems([name])), None) for name in names if name in SINKS}
+    reasons = [
+        f"{problem[0].partition(', but ')[2] or problem[0]} {problem[1]}" for problem in lacking.values() if problem
+    ]
+    if reasons:
+        kept = [name for name in names if not lacking.get(name)]
+        note = f"{'; '.join(reasons)}. Every figure is in metrics.jsonl"
+        command.set(key, kept, command.source[key], note)
+
+
+def choose_warm_up(command: Translation) -> None:
+    """A number of warm-up steps, also 0, wins over a share of all steps."""
+    for section in (f"{ACTOR}.optim", "critic.optim"):
+        steps, ratio = f"{section}.lr_warmup_steps", f"{section}.lr_warmup_steps_ratio"
+        if isinstance(command.settings.get(steps), int) and command.settings[steps] >= 0 and ratio in command.settings:
+            command.set_aside(command.source[ratio], f"{steps} decides")
+
+
+def choose_clip_range(command: Translation) -> None:
+    """verl's clip_ratio is replaced by clip_ratio_low and clip_ratio_high, which are 0.2 there unless set."""
+    key = f"{ACTOR}.clip_ratio"
+    if key in command.settings and not {f"{key}_low", f"{key}_high"} & set(command.settings):
+        note = "honoured here; verl's usual losses read clip_ratio_low and clip_ratio_high, which stay 0.2"
+        command.set(key, command.settings[key], key, note)
+
+
+def sample_in_validation(command: Translation) -> None:
+    """verl's validation samples at the temperature of val_kwargs; its do_sample is only read by older ways to generate."""
+    section = f"{ROLLOUT}.val_kwargs"
+    temperature, key = command.settings.get(f"{section}.temperature"), f"{section}.do_sample"
+    if isinstance(temperature, int | float) and temperature > 0 and key not in command.settings:
+        note = f"and {key}=True: verl samples wherever the temperature is above 0"
+        command.settings[key] = True
+        command.source[key] = f"{section}.temperature"
+        command.set(f"{section}.temperature", temperature, f"{section}.temperature", note)
+
+
+def drop_dead_aggregation(command: Translation) -> None:
+    loss, key = command.settings.get(f"{ACTOR}.policy_loss.loss_mode"), f"{ACTOR}.loss_agg_mode"
+    if loss in SEQUENCE_LOSSES and key in command.settings:
+        command.set_aside(key, f"verl always averages over sequences with {loss}")
+
+
+def name_own_manager(command: Translation) -> None:
+    """A reward manager from a module of the user's own has one name here, module:class."""
+    given, manager = command.given, "reward_model.reward_manager"
+    if given.get("reward.reward_manager.source") == "importlib":
+        keys = [
+            "reward.reward_manager.source",
+            "reward.reward_manager.module.path",
+            "reward.reward_manager.module.name",
+        ]
+        module, name = given.get(keys[1]), given.get("reward.reward_manager.name") or given.get(keys[2])
+    elif given.get("reward_model.reward_loop_source") == "importlib":
+        keys = [f"reward_model.reward_loop_{name}" for name in ("source", "module_path", "class_name")]
+        module, name = given.get(keys[1]), given.get(keys[2])
+    else:
+        return
+    if not module or not name:
+        return  # the rows of the table refuse what is there
+    for key in keys:
+        if key in given:
+            command.set_aside(key, f"part of {manager}")
+    command.set(manager, f"{str(module).removeprefix('pkg://')}:{name}", keys[1], "a class of your own")
+
+
+def run_ahead(command: Translation) -> None:
+    """verl's colocate_async keeps batches in flight over a weight sync, on the same GPUs."""
+    mode, ahead = "trainer.v1.trainer_mode", "trainer.v1.colocate_async.num_warmup_batches"
+    if command.given.get(mode) != "colocate_async":
+        return
+    steps = command.given.get(ahead, 1)
+    command.set(
+        "async_training.staleness", steps if isinstance(steps, int) else 1, ahead if ahead in command.given else mode
+    )
+    command.set("async_training.mode", "free", mode, "samples in flight go on under new weights")
+
+
+def judge_lone_responses(command: Translation) -> None:
+    """A group of one response has its raw score as advantage in verl, and 0 here, with which nothing would be learned."""
+    key = "algorithm.adv_estimator"
+    if command.settings.get(key) in LONE_ESTIMATORS and command.get(f"{ROLLOUT}.n") == 1:
+        note = "with one response a prompt verl's advantage is the raw score"
+        command.set(key, f"{__name__}:{raw_score.__name__}", command.source[key], note)
+
+
+def raw_score(*, token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """REINFORCE without a baseline: the row's score on each of its tokens, as advantages and as returns `[B, T]`."""
+    advantages = token_level_rewards.sum(-1, keepdim=True) * (response_mask != 0)
+    return advantages, advantages

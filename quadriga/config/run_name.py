@@ -1,0 +1,88 @@
+"""What a run is called when its user does not say: after its model and the time, so that no two runs share a directory.
+
+A name of the user's own is a name to come back to: the same command goes on there. A run without one is a new run each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from quadriga.errors import ConfigError
+
+_NAME = "trainer.experiment_name"
+
+
+def name_run(values: dict[str, Any], model: Any) -> None:
+    """Fill in `trainer.experiment_name` where it is null: the name of the folder that the user chose, else a new one."""
+    trainer = values["trainer"]
+    if trainer.get("experiment_name") is not None:
+        return
+    folder = str(trainer["default_local_dir"])
+    if _NAME in folder:
+        trainer["experiment_name"] = new_name(model, Path("outputs") / str(trainer["project_name"]))
+    else:
+        trainer["experiment_name"] = Path(folder).expanduser().name
+
+
+def is_new(config: Any) -> bool:
+    """Whether `name_run` gives this configuration, as its user wrote it, a new name."""
+    from omegaconf import DictConfig, OmegaConf
+
+    written: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    trainer = written.get("trainer") or {}
+    return trainer.get("experiment_name") is None and _NAME in str(trainer.get("default_local_dir") or _NAME)
+
+
+def new_name(model: Any, beside: Path) -> str:
+    """`arithmetic-20261117-073000`; with a number where that folder is there already."""
+    last = re.split(r"[/:\\]", str(model or "").rstrip("/"))[-1]
+    stem = re.sub(r"[^\w.-]+", "_", last) or "run"
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while (beside / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return name if number == 1 else f"{name}-{number}"
+
+
+def with_run_name(config: Any, name: str) -> Any:
+    """`config` with `trainer.experiment_name` set; for all who load it after the one who named the run."""
+    from omegaconf import DictConfig, OmegaConf
+
+    named = config.copy() if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
+    OmegaConf.update(named, _NAME, name, force_add=True)
+    return named
+
+
+def refuse_another_task(before: dict[str, Any], now: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:
+    """ConfigError where a run would go on from a checkpoint of another model or of other data, which it cannot mean.
+
+    Args:
+        before, now: the configuration in the checkpoint, and this one, as nested dicts.
+        keys: what must be the same.
+    """
+    different = [(key, _at(before, key), _at(now, key)) for key in keys]
+    changed = [f"{key}: {old} → {new}" for key, old, new in different if _places(old) != _places(new)]
+    if changed:
+        raise ConfigError(
+            f"{folder} holds a run of another model or task, and would be resumed:\n  " + "\n  ".join(changed),
+            f"give this run a name of its own, {_NAME}=…; or start anew there with trainer.resume_mode=disable, or go on "
+            "from a checkpoint on purpose with trainer.resume_mode=resume_path trainer.resume_from_path=…",
+        )
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _places(value: Any) -> list[str]:
+    """Paths, however they are spelled."""
+    places = value if isinstance(value, (list, tuple)) else [value]
+    expanded = [os.path.expandvars(os.path.expanduser(str(place))) for place in places]
+    return [os.path.realpath(place) if os.path.exists(place) else place for place in expanded]

@@ -1,0 +1,113 @@
+"""Reading files of a run directory that somebody else is writing, has damaged, or has made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quadriga.errors import QuadrigaError
+
+MAX_LINE_BYTES = 8 << 20
+"""A line that is longer is passed over: no sample and no step is so large."""
+
+
+class Unreadable(QuadrigaError):
+    """A file of a run cannot be read: it is gone, is no plain file, or lies elsewhere."""
+
+
+def open_inside(folder: Path, *parts: str) -> BinaryIO:
+    """Open a plain file below `folder` for reading. A link that leads out of it, a pipe or a device is refused."""
+    path = folder.joinpath(*parts)
+    shown = "/".join(parts)
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise Unreadable(f"{shown} leads out of the run directory")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise Unreadable(f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Unreadable(f"{shown} is no plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(folder: Path, name: str, most_bytes: int = 4 << 20) -> dict[str, Any] | None:
+    """A JSON object in a small file; None where there is none."""
+    try:
+        with open_inside(folder, name) as file:
+            found = json.loads(file.read(most_bytes))
+    except (Unreadable, ValueError, OSError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def parse_line(raw: bytes) -> dict[str, Any] | None:
+    """One line of a .jsonl file; None for one that is unfinished or no JSON object."""
+    if not raw.endswith(b"\n"):
+        return None
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_lines(file: BinaryIO, until: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """`(offset, line)` of every whole line from where `file` stands, up to byte `until`.
+
+    An unfinished last line is left for later. One that is longer than `MAX_LINE_BYTES` comes empty.
+    """
+    offset = file.tell()
+    while until is None or offset < until:
+        raw = file.readline(MAX_LINE_BYTES)
+        length, too_long = len(raw), False
+        while len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            too_long = True
+            raw = file.readline(MAX_LINE_BYTES)
+            length += len(raw)
+        if not raw.endswith(b"\n"):
+            return
+        yield offset, b"" if too_long else raw
+        offset += length
+
+
+def last_line(file: BinaryIO, size: int) -> dict[str, Any] | None:
+    """The newest whole line of a .jsonl file that parses, without reading what is before it."""
+    reach = 16 << 10
+    while True:
+        start = max(size - reach, 0)
+        file.seek(start)
+        lines = file.read(size - start).splitlines(keepends=True)
+        for raw in reversed(lines if start == 0 else lines[1:]):
+            if (found := parse_line(raw)) is not None:
+                return found
+        if start == 0 or reach > MAX_LINE_BYTES:
+            return None
+        reach *= 8
+
+
+def finite(value: Any) -> float | None:
+    """The value as a number that JSON can carry; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def plain(value: Any, depth: int = 12) -> Any:
+    """Foreign JSON with numbers that are not finite as null, and not nested without end."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): plain(v, depth - 1) for k, v in value.items()} if depth else None
+    if isinstance(value, list):
+        return [plain(v, depth - 1) for v in value] if depth else None
+    return value

@@ -1,0 +1,242 @@
+// What was asked and answered: groups side by side, each token coloured by what is known of it, a question over the steps.
+
+import { debounced, el, number, replace, runPicker, setText, tip } from "dash/dom.js";
+import { change, pickedOf, read } from "dash/state.js";
+
+const FLAGS = ["", "wrong", "right", "unparsed", "cut off", "crashed", "timed out"];
+const SCALES = { "log-prob": 6, gap: 0.2, advantage: 2 };
+const LEGENDS = {
+  "log-prob": "the stronger, the less likely the token was: full at −6 nats",
+  gap: "the stronger, the more trainer and rollout disagree: full at 0.2 nats",
+  mask: "blue: written by the policy, and learnt from · grey: read by it",
+  advantage: "green: to be said more often · red: less often; full at ±2",
+};
+
+/** Opacity (0 to 0.85) and hue of a token; null where nothing is known. */
+export function shade(tokens, k, by) {
+  const strong = (part) => Math.min(Math.max(part, 0), 1) * 0.85;
+  if (by === "log-prob") {
+    const value = tokens.rollout_log_probs?.[k] ?? tokens.trainer_log_probs?.[k];
+    return value === null || value === undefined ? null : { hue: 14, opacity: strong(-value / SCALES[by]) };
+  }
+  if (by === "gap") {
+    const gap = gapOf(tokens, k);
+    return gap === null ? null : { hue: 285, opacity: strong(gap / SCALES.gap) };
+  }
+  if (by === "mask") return tokens.mask ? { hue: tokens.mask[k] ? 215 : 0, opacity: tokens.mask[k] ? 0.25 : 0.3, grey: !tokens.mask[k] } : null;
+  if (by === "advantage") {
+    const value = tokens.advantages?.[k] ?? tokens.advantage;
+    return value === null || value === undefined ? null : { hue: value >= 0 ? 140 : 0, opacity: strong(Math.abs(value) / SCALES.advantage) };
+  }
+  return null;
+}
+
+const gapOf = (tokens, k) => {
+  const [one, other] = [tokens.rollout_log_probs?.[k], tokens.trainer_log_probs?.[k]];
+  return [one, other].some((value) => value === null || value === undefined) ? null : Math.abs(one - other);
+};
+
+export function mount(root, context) {
+  let [runs, run, steps, next, rows, key] = [[], null, {}, null, [], ""];
+  const which = el("span");
+  const kinds = el("div", { class: "segments", role: "group", "aria-label": "train or validation" });
+  const step = el("input", { type: "range", min: "0", step: "1", "aria-label": "step" });
+  const stepText = el("output");
+  const [back, on] = [el("button", { "aria-label": "step before", onclick: () => move(-1) }, "‹"), el("button", { "aria-label": "step after", onclick: () => move(1) }, "›")];
+  const search = el("input", { type: "search", placeholder: "find text", "aria-label": "find samples" });
+  const flag = el("select", { "aria-label": "which samples" }, FLAGS.map((value) => el("option", { value }, value || "all samples")));
+  const by = el("select", { "aria-label": "colour of the tokens" }, ["", ...Object.keys(LEGENDS)].map((value) => el("option", { value }, value ? `colour by ${value}` : "no colours")));
+  const legend = el("p", { class: "muted legendline" });
+  const list = el("div", { class: "samples" });
+  const more = el("button", { class: "plain", hidden: true, onclick: () => load(true) }, "more");
+  const note = el("p", { class: "muted" });
+  step.addEventListener("input", debounced(() => pick(Number(step.value)), 80));
+  search.addEventListener("input", debounced(() => change({ find: search.value || null }, true), 300));
+  flag.addEventListener("change", () => change({ flag: flag.value || null }, true));
+  by.addEventListener("change", () => change({ by: by.value || null }, true));
+  root.addEventListener("keydown", (event) => {
+    if (event.target !== document.body && event.target.matches("input, select, .tokens")) return;
+    if (event.key === "ArrowLeft") move(-1);
+    if (event.key === "ArrowRight") move(1);
+  });
+  replace(root, el("div", { class: "tools" }, which, kinds, el("span", { class: "stepper" }, back, step, on, stepText), search, flag, by), legend, list, note, more);
+
+  const kind = () => read().kind ?? (steps.val?.length ? "val" : "train");
+  const now = () => {
+    const own = steps[kind()] ?? [];
+    const wanted = read().step;
+    return wanted === undefined ? own.at(-1) : own.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), own[0]);
+  };
+  const pick = (place) => change({ step: (steps[kind()] ?? [])[place] }, true);
+  const move = (by_) => {
+    const own = steps[kind()] ?? [];
+    const place = own.indexOf(now()) + by_;
+    if (place >= 0 && place < own.length) pick(place);
+  };
+
+  async function update(state) {
+    runs = await context.chosen();
+    if (!runs.length) {
+      replace(list, el("div", { class: "empty" }, "Choose a run to read its samples."));
+      return;
+    }
+    run = pickedOf(runs);
+    replace(which, runPicker(runs, run, (of) => change({ of, step: null, over: null }, true)));
+    steps = await context.api.sampleSteps(run.id);
+    drawTools(state);
+    const asked = JSON.stringify([run.id, kind(), now(), state.find, state.flag, state.over, state.at]);
+    if (asked !== key) {
+      key = asked;
+      await load(false);
+    } else if (rows.length) drawRows();
+  }
+
+  function drawTools(state) {
+    replace(kinds, [["train", "training"], ["val", "validation"]].filter(([one]) => steps[one]?.length).map(([one, label]) =>
+      el("button", { "aria-pressed": String(kind() === one), onclick: () => change({ kind: one, step: null, over: null }, true) }, label)));
+    const own = steps[kind()] ?? [];
+    step.max = String(Math.max(own.length - 1, 0));
+    step.value = String(own.indexOf(now()));
+    setText(stepText, own.length ? `step ${number(now())}` : "");
+    document.activeElement !== search && (search.value = state.find ?? "");
+    flag.value = state.flag ?? "";
+    by.value = state.by ?? "";
+    setText(legend, LEGENDS[state.by] ?? "");
+  }
+
+  async function load(further) {
+    const state = read();
+    if (state.over) return showHistory(state);
+    if (now() === undefined) {
+      rows = [];
+      replace(list, el("div", { class: "empty" }, "This run has kept no samples."));
+      return undefined;
+    }
+    const found = await context.api.samples(run.id, { kind: kind(), step: now(), offset: further ? next : 0, text: state.find, flag: state.flag, limit: 48 });
+    rows = further ? [...rows, ...found.rows] : found.rows;
+    next = found.next;
+    more.hidden = next === null;
+    const searching = state.find || state.flag;
+    setText(more, searching && found.size ? `search on (${Math.round((100 * (next ?? found.size)) / found.size)}% searched)` : "more samples");
+    setText(note, found.damaged ? `${found.damaged} damaged line(s) were passed over` : "");
+    drawRows();
+    return undefined;
+  }
+
+  function drawRows() {
+    const state = read();
+    if (!rows.length) {
+      replace(list, el("div", { class: "empty" }, next === null ? "No sample is like that." : "None so far; search on."));
+      return;
+    }
+    const groups = new Map();
+    rows.forEach((row) => groups.set(row.uid ?? row.offset, [...(groups.get(row.uid ?? row.offset) ?? []), row]));
+    replace(list, [...groups.values()].map((group) => drawGroup(group, state)));
+  }
+
+  function drawGroup(group, state) {
+    const first = group[0];
+    const rank = (row) => row.advantage ?? row.score ?? 0;
+    const sorted = [...group].sort((a, b) => rank(b) - rank(a));
+    const over = kind() === "val" && (steps.val ?? []).length > 1 && !state.over;
+    const history = over && el("button", { class: "plain", onclick: () => change({ over: String(first.offset), at: String(now()) }) }, "over the steps");
+    return el("article", { class: "group" },
+      el("header", {}, el("span", { class: "muted" }, [first.data_source, first.uid].filter(Boolean).join(" · ")), el("span", { class: "grow" }), history),
+      first.prompt ? clipped(first.prompt, "prompt") : null,
+      first.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, first.ground_truth)) : null,
+      el("div", { class: `answers${sorted.length > 1 ? "" : " one"}` }, sorted.map((row) => drawAnswer(row, state))));
+  }
+
+  function drawAnswer(row, state) {
+    const facts = [
+      row.step !== undefined && state.over ? el("b", {}, `step ${number(row.step)}`) : null,
+      el("span", { class: `outcome ${row.outcome}` }, row.outcome || "–"),
+      row.flags.includes("cut off") ? el("span", { class: "outcome cut" }, "cut off") : null,
+      row.score !== null ? el("span", {}, "score ", el("b", {}, number(row.score))) : null,
+      row.advantage !== null ? el("span", {}, "advantage ", el("b", {}, number(row.advantage))) : null,
+      row.length !== null ? el("span", { class: "muted" }, `${number(row.length)} tokens`) : null,
+      row.pred !== null && row.pred !== row.ground_truth ? el("span", { class: "muted" }, `read as ${row.pred}`) : null,
+    ];
+    const extras = Object.entries(row.extras).filter(([, value]) => value !== null);
+    const pair = ["chosen", "rejected"].filter((name) => row[name]).map((name) => el("div", { class: `pair ${name}` },
+      el("p", {}, el("b", {}, name), row[name].reward === null ? "" : ` reward ${number(row[name].reward)}`), clipped(row[name].text ?? "", "text")));
+    const body = row.tokens && (state.by || (!row.messages && row.tokens.mask?.includes(0))) ? tokenText(row, state.by ?? "")
+      : row.messages ? conversation(row.messages) : pair.length ? null : clipped(row.response ?? "", "text");
+    return el("section", { class: "answer", dataset: { outcome: row.outcome } }, el("p", { class: "facts" }, facts), pair, body,
+      row.error ? el("details", {}, el("summary", {}, "what went wrong in scoring"), el("pre", {}, row.error)) : null,
+      extras.length ? el("details", {}, el("summary", {}, `${extras.length} more`), el("dl", {}, extras.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]))) : null);
+  }
+
+  /** The response token by token; arrow keys walk through it. */
+  function tokenText(row, by_) {
+    const tokens = { ...row.tokens, advantage: row.advantage };
+    const spans = tokens.texts.map((text, k) => {
+      const span = el("span", { class: tokens.mask && !tokens.mask[k] ? "token read" : "token", dataset: { k: String(k) } }, text);
+      const look = shade(tokens, k, by_);
+      if (look) span.style.backgroundColor = look.grey ? `rgba(128, 128, 128, ${look.opacity.toFixed(3)})` : `hsla(${look.hue}, 85%, 50%, ${look.opacity.toFixed(3)})`;
+      return span;
+    });
+    const told = (k) => {
+      const line = (label, value) => (value === null || value === undefined ? "" : `\n${label} ${number(value)}`);
+      return `${JSON.stringify(tokens.texts[k])}  token ${k + 1}${tokens.ids ? `, id ${tokens.ids[k]}` : ""}` + line("log-prob of rollout", tokens.rollout_log_probs?.[k]) +
+        line("log-prob of trainer", tokens.trainer_log_probs?.[k]) + line("gap", gapOf(tokens, k)) + line("advantage", tokens.advantages?.[k] ?? tokens.advantage) + (tokens.mask ? `\n${tokens.mask[k] ? "written by the policy" : "read by the policy"}` : "");
+    };
+    let current = -1;
+    const walk = (event) => {
+      if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
+      event.preventDefault();
+      spans[current]?.classList.remove("current");
+      current = Math.min(Math.max(current + (event.key === "ArrowRight" ? 1 : -1), 0), spans.length - 1);
+      spans[current].classList.add("current");
+      const box = spans[current].getBoundingClientRect();
+      tip(told(current), box.left, box.bottom);
+    };
+    const hover = (event) => event.target.dataset.k !== undefined && tip(told(Number(event.target.dataset.k)), event.clientX, event.clientY);
+    const missing = by_ && !spans.some((_, k) => shade(tokens, k, by_));
+    return el("div", {}, missing ? el("p", { class: "muted" }, by_ === "gap" ? "This run is strictly on-policy: its trainer computes no log-probs before the update." : `Nothing is known of the ${by_} of these tokens.`) : null,
+      el("div", { class: "text tokens", tabindex: "0", "aria-label": "response by tokens; arrow keys show values", onkeydown: walk, onmouseover: hover, onmouseleave: () => tip(""), onblur: () => tip("") }, tokens.mask?.includes(0) ? inTurns(spans, tokens.mask) : spans));
+  }
+
+  async function showHistory(state) {
+    const found = await context.api.history(run.id, "val", Number(state.at), Number(state.over));
+    rows = found;
+    more.hidden = true;
+    replace(list, el("article", { class: "group" },
+      el("header", {}, el("b", {}, "One question over the steps"), el("span", { class: "grow" }), el("button", { class: "plain", onclick: () => change({ over: null, at: null }) }, "back to all samples")),
+      found[0]?.prompt ? clipped(found[0].prompt, "prompt") : null,
+      found[0]?.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, found[0].ground_truth)) : null,
+      el("div", { class: "answers" }, found.map((row) => drawAnswer(row, state)))));
+  }
+
+  async function tick() {
+    if (!runs.length || read().step !== undefined || read().over) return;
+    runs = await context.chosen();
+    if (runs.some((one) => ["running", "stalled"].includes(one.state))) await update(read());
+  }
+
+  return { update, tick, close: () => tip("") };
+}
+
+/** What the policy wrote and what it read, one after the other, as the mask tells them apart. */
+function inTurns(spans, mask) {
+  const turns = [];
+  spans.forEach((span, k) => {
+    if (!k || mask[k] !== mask[k - 1]) turns.push(el("div", { class: mask[k] ? "turn assistant" : "turn tool" }, el("b", {}, mask[k] ? "written" : "read"), el("div")));
+    turns.at(-1).lastChild.append(span);
+  });
+  return turns;
+}
+
+function conversation(messages) {
+  return el("ol", { class: "turns" }, messages.map((turn) => el("li", { class: `turn ${["user", "assistant", "tool", "system"].includes(turn.role) ? turn.role : "other"}` },
+    el("b", {}, turn.role), turn.content ? clipped(turn.content, "text") : null, turn.calls ? el("pre", { class: "calls" }, turn.calls) : null)));
+}
+
+/** A long text shows its beginning, and all of it when asked. */
+function clipped(text, kind) {
+  const most = 1600;
+  const node = el("div", { class: kind }, text.length > most ? `${text.slice(0, most)} …` : text);
+  if (text.length <= most) return node;
+  const whole = el("button", { class: "plain", onclick: () => { setText(node, text); whole.remove(); } }, `show all ${number(text.length)} characters`);
+  return el("div", {}, node, whole);
+}

@@ -1,0 +1,213 @@
+// Where the time goes: phases of each step, who waited for whom, memory and speed, and what held the run up.
+
+import { draw, xText, yText } from "dash/chart.js";
+import { colorOf, debounced, duration, el, isDark, number, replace, runPicker, setText, tip } from "dash/dom.js";
+import { marksOf } from "dash/marks.js";
+import { change, pickedOf, read } from "dash/state.js";
+
+const SAME = { generate: "gen", compute_log_prob: "old_log_prob", compute_ref_log_prob: "ref", compute_values: "values", compute_rm_score: "reward", push_weights: "update_weights", copy_checkpoint: "save_checkpoint" };
+const COLORS = { gen: 1, reward: 3, old_log_prob: 4, ref: 6, values: 8, adv: 9, update_actor: 0, update_critic: 2, update_weights: 5, testing: 7, save_checkpoint: 6, write_checkpoint: 6, replace_rollout: 5, "train/time_s": 0 };
+/** A phase has the same colour wherever it is drawn, also when a worker does it. */
+const phaseColor = (name) => colorOf(COLORS[SAME[name] ?? name] ?? 9);
+const NOT_PHASES = ["timing_s/step"];
+const OTHERS = /^(perf\/throughput|perf\/mfu|memory\/|train\/tokens_per_s|train\/time_s|perf\/max_memory_gb)/;
+
+export function mount(root, context) {
+  let [runs, charts, steps, loaded] = [[], [], [], ""];
+  const phases = el("div", { class: "plot" });
+  const legend = el("ul", { class: "legend wrap" });
+  const at = el("span", { class: "muted at" });
+  const grid = el("div", { class: "grid" });
+  const canvas = el("canvas", { class: "lanes", role: "img", "aria-label": "timeline of the workers" });
+  const step = el("input", { type: "range", min: "0", step: "1", "aria-label": "step of the timeline" });
+  const [stepText, told] = [el("output"), el("p", { class: "muted" })];
+  const events = el("div");
+  const tools = el("div", { class: "tools" });
+  step.addEventListener("input", debounced(() => change({ step: steps[Number(step.value)] }, true), 60));
+  const body = el("div", {},
+    el("section", { class: "card wide" }, el("header", {}, el("h3", {}, "phases of each step"), el("span", { class: "unit" }, "s, stacked"), at), phases, legend),
+    el("section", { class: "card wide" }, el("header", {}, el("h3", {}, "who works, who waits"), el("span", { class: "grow" }), el("span", { class: "stepper" }, step, stepText)), el("div", { class: "scroll" }, canvas), told),
+    grid, events);
+  const empty = el("div", { class: "empty", hidden: true }, "Choose a run to see where its time goes.");
+  replace(root, tools, empty, body);
+
+  async function update(state) {
+    runs = await context.chosen();
+    const run = pickedOf(runs);
+    empty.hidden = Boolean(run);
+    body.hidden = !run;
+    replace(tools, run ? runPicker(runs, run, (of) => change({ of, step: null }, true)) : null);
+    tools.hidden = runs.length < 2;
+    if (!run) return;
+    const key = JSON.stringify([run.id, run.step, state.from, state.to, isDark(), root.clientWidth]);
+    if (key !== loaded) {
+      loaded = key;
+      await drawCharts(run, state);
+    }
+    steps = await context.api.timelineSteps(run.id).catch(() => []);
+    await drawLanes(run, state);
+  }
+
+  async function drawCharts(run, state) {
+    const names = (await context.api.metrics(run.id)).map((metric) => ({ ...metric }));
+    const own = names.filter((m) => m.name.startsWith("timing_s/") && !NOT_PHASES.includes(m.name));
+    const others = names.filter((m) => OTHERS.test(m.name));
+    const [from, to] = [state.from, state.to].map((value) => (value === undefined ? undefined : Number(value)));
+    const [series, happened] = await Promise.all([context.api.series(run.id, [...own, ...others].map((m) => m.name), "step", from, to, 800), context.api.events(run.id)]);
+    charts.forEach((chart) => chart.close());
+    charts = [];
+    replace(phases);
+    replace(grid);
+    phases.parentElement.hidden = !own.length;
+    const marks = marksOf(happened);
+    const onZoom = (a, b) => change({ from: a === null ? null : Math.floor(a), to: b === null ? null : Math.ceil(b) });
+    if (own.length) charts.push(stacked(own, series, { from, to, onZoom, marks }));
+    for (const metric of others) if (series[metric.name]?.x.length > 1) charts.push(single(metric, series[metric.name], { from, to, onZoom, marks }));
+    await drawEvents(run, happened);
+  }
+
+  /** Phases on top of each other: each line is the sum up to its phase, drawn from the top down. */
+  function stacked(own, series, options) {
+    const known = own.filter((m) => series[m.name]);
+    const x = [...new Set(known.flatMap((m) => series[m.name].x))].sort((a, b) => a - b);
+    const sum = x.map(() => 0);
+    const lines = known.map((metric, place) => {
+      const values = new Map(series[metric.name].x.map((value, k) => [value, series[metric.name].y[k]]));
+      x.forEach((value, k) => { sum[k] += values.get(value) ?? 0; });
+      return { label: metric.name.slice(9).replaceAll("_", " "), color: phaseColor(metric.name.slice(9)), x, y: [...sum], own: x.map((value) => values.get(value) ?? 0), marks: place ? [] : options.marks };
+    });
+    const items = lines.map((line) => {
+      const dot = el("span", { class: "dot" });
+      dot.style.background = line.color;
+      return el("li", {}, dot, el("span", { class: "label" }, line.label), el("b"));
+    });
+    replace(legend, items);
+    const say = (cursor) => {
+      const place = cursor ? x.indexOf(cursor.x) : x.length - 1;
+      setText(at, cursor ? xText("step", cursor.x) : "");
+      items.forEach((item, k) => setText(item.lastChild, place < 0 ? "" : duration(lines[k].own[place])));
+    };
+    say(null);
+    const chart = draw(phases, { x: "step", unit: "s", height: 240, onCursor: say, ...options, filled: true }, lines.toReversed());
+    return chart;
+  }
+
+  function single(metric, points, options) {
+    const box = el("div", { class: "plot" });
+    const [value, where] = [el("b"), el("span", { class: "muted at" })];
+    const node = el("section", { class: "card" }, el("header", {}, el("h3", { title: metric.meaning }, metric.name), el("span", { class: "unit" }, metric.unit), where), el("p", { class: "meaning" }, metric.meaning), box, el("ul", { class: "legend" }, el("li", {}, value)));
+    grid.append(node);
+    const say = (cursor) => {
+      setText(where, cursor ? xText("step", cursor.x) : "");
+      setText(value, yText(cursor ? cursor.y[0] : points.y.at(-1), metric.unit));
+    };
+    say(null);
+    return draw(box, { x: "step", unit: metric.unit, height: 150, onCursor: say, ...options }, [{ ...points, label: metric.name, color: colorOf(0), marks: options.marks }]);
+  }
+
+  async function drawLanes(run, state) {
+    step.max = String(Math.max(steps.length - 1, 0));
+    step.hidden = steps.length < 2;
+    const wanted = state.step === undefined ? steps.at(-1) : Number(state.step);
+    const chosen = steps.includes(wanted) ? wanted : steps.at(-1);
+    step.value = String(steps.indexOf(chosen));
+    setText(stepText, chosen === undefined ? "" : `step ${number(chosen)}`);
+    canvas.hidden = chosen === undefined;
+    setText(told, chosen === undefined ? "This run has no timeline." : "");
+    if (chosen === undefined) return;
+    const found = await context.api.timeline(run.id, chosen, chosen);
+    paint(found);
+  }
+
+  function paint({ lanes, events: happened, more }) {
+    const order = [...happened].sort((a, b) => a.start - b.start || b.seconds - a.seconds);
+    const rows = new Map();
+    const places = [];
+    lanes.forEach((name, lane) => {
+      const ends = [];
+      for (const event of order.filter((one) => one.lane === lane)) {
+        let row = ends.findIndex((end) => end <= event.start + 1e-6);
+        if (row < 0) row = ends.push(0) - 1;
+        ends[row] = event.start + event.seconds;
+        places.push({ ...event, row });
+      }
+      rows.set(lane, Math.max(ends.length, 1));
+    });
+    const [height, left] = [20, 130];
+    const tops = [];
+    let total = 6;
+    lanes.forEach((_, lane) => { tops[lane] = total; total += rows.get(lane) * height + 8; });
+    const width = Math.max(canvas.parentElement.clientWidth, 320);
+    const end = Math.max(...places.map((event) => event.start + event.seconds), 1e-6);
+    const dense = devicePixelRatio || 1;
+    canvas.width = width * dense;
+    canvas.height = (total + 18) * dense;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${total + 18}px`;
+    const pen = canvas.getContext("2d");
+    pen.scale(dense, dense);
+    pen.font = "11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    const ink = isDark() ? "#a3a29d" : "#6b6963";
+    const at_ = (seconds) => left + (seconds / end) * (width - left - 8);
+    lanes.forEach((name, lane) => {
+      pen.fillStyle = ink;
+      pen.fillText(name.length > 20 ? `${name.slice(0, 19)}…` : name, 4, tops[lane] + height / 2);
+      pen.fillStyle = isDark() ? "#1f2226" : "#f3f2ef";
+      pen.fillRect(left, tops[lane], width - left - 8, rows.get(lane) * height);
+    });
+    const boxes = places.map((event) => {
+      const box = { x: at_(event.start), y: tops[event.lane] + event.row * height, w: Math.max(at_(event.start + event.seconds) - at_(event.start), 1), h: height - 3, event };
+      pen.fillStyle = event.name === "step" ? (isDark() ? "#3a3e45" : "#d9d8d3") : phaseColor(event.name);
+      pen.fillRect(box.x, box.y, box.w, box.h);
+      if (box.w > 40) {
+        pen.fillStyle = event.name === "step" ? ink : isDark() ? "#101113" : "#ffffff";
+        pen.save();
+        pen.beginPath();
+        pen.rect(box.x, box.y, box.w - 3, box.h);
+        pen.clip();
+        pen.fillText(event.name.replaceAll("_", " "), box.x + 4, box.y + box.h / 2);
+        pen.restore();
+      }
+      return box;
+    });
+    pen.fillStyle = ink;
+    for (let k = 0; k <= 4; k++) {
+      const text = duration((end * k) / 4);
+      const shift = k === 4 ? pen.measureText(text).width : k ? pen.measureText(text).width / 2 : 0;
+      pen.fillText(text, at_((end * k) / 4) - shift, total + 8);
+    }
+    setText(told, more ? "Only the first events are shown." : "");
+    canvas.onmousemove = (event) => {
+      const [x, y] = [event.offsetX, event.offsetY];
+      const box = boxes.findLast((one) => x >= one.x && x <= one.x + one.w && y >= one.y && y <= one.y + one.h);
+      tip(box ? `${lanes[box.event.lane]}: ${box.event.name.replaceAll("_", " ")}\n${duration(box.event.seconds)}, from ${duration(box.event.start)} on` : "", event.clientX, event.clientY);
+    };
+    canvas.onmouseleave = () => tip("");
+  }
+
+  async function drawEvents(run, { events: happened, stalls }) {
+    const marks = marksOf({ events: happened, stalls });
+    if (!marks.length) {
+      replace(events, el("p", { class: "muted" }, "No stalls, restarts or resumes."));
+      return;
+    }
+    const reports = stalls.map((stall) => {
+      const text = el("pre", {}, "…");
+      const open = async (event) => { if (event.target.open) setText(text, (await context.api.stall(run.id, stall.file)).text); };
+      return el("details", { ontoggle: open }, el("summary", {}, `step ${number(stall.step)}: ${stall.phase.replaceAll("_", " ")} took far longer than usual; stacks of all processes`), text);
+    });
+    const rest = marks.filter((mark) => mark.kind !== "stall" && mark.kind !== "alarm").map((mark) => el("p", {}, el("b", {}, `step ${number(mark.x)} `), `${mark.kind}: ${mark.text}`));
+    replace(events, reports.length || rest.length ? el("h2", {}, "What held it up") : null, reports, rest);
+  }
+
+  const resized = new ResizeObserver(debounced(() => { if (runs.length && `${root.clientWidth}` !== resized.width) { resized.width = `${root.clientWidth}`; update(read()); } }, 200));
+  resized.observe(root);
+  return {
+    update,
+    async tick() {
+      if (runs.some((run) => ["running", "stalled"].includes(run.state))) await update(read());
+    },
+    close() { resized.disconnect(); charts.forEach((chart) => chart.close()); tip(""); },
+  };
+}

@@ -1,1 +1,0 @@
-"""Judging a model: a dataset, a scorer, and figures that say how sure they are."""

@@ -1,0 +1,231 @@
+"""From calls to rows to advantages, against a reference that goes through one episode after the other."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from quadriga.agents.episode import Call, Episode, rows_of_calls
+from quadriga.config.schema import Config
+from quadriga.protocol import DataProto
+from quadriga.protocol.columns import object_array
+from quadriga.rollout.service import Sample
+from quadriga.trainer.ppo.groups import Group, as_table, batch_of, episode_figures, from_table
+from quadriga.trainer.ppo.row_functions import advantages, total_scores
+
+
+def sample(ids: list[int], version: int = 0) -> Sample:
+    log_probs = np.array([-0.01 * i for i in ids], np.float32)
+    return Sample("r", 0, np.array(ids, np.int32), log_probs, 2 * log_probs, "stop", ((version, len(ids)),))
+
+
+def test_calls_that_go_on_are_one_row_with_what_was_read_in_between():
+    calls = [
+        Call([1, 2], sample([3, 4], 5), 0.5),
+        Call([1, 2, 3, 4, 9, 9], sample([6], 7)),
+        Call([1, 2, 3, 4, 9, 9, 6, 8], sample([7, 7], 7), 2.0),
+    ]
+    (row,) = rows_of_calls(calls, [0])
+    assert row.prompt_ids.tolist() == [1, 2]
+    assert row.token_ids.tolist() == [3, 4, 9, 9, 6, 8, 7, 7]
+    assert row.mask.tolist() == [1, 1, 0, 0, 1, 0, 1, 1]
+    assert row.rewards.tolist() == [0, 0.5, 0, 0, 0, 0, 0, 2]
+    assert row.versions == ((5, 2), (7, 1), (7, 2))
+    assert row.log_probs.tolist() == pytest.approx([-0.03, -0.04, 0, 0, -0.06, 0, -0.07, -0.07])
+    assert row.full_log_probs.tolist() == pytest.approx([-0.06, -0.08, 0, 0, -0.12, 0, -0.14, -0.14])
+
+
+def test_another_context_begins_a_row_and_each_call_goes_on_with_the_longest():
+    calls = [
+        Call([1], sample([2])),
+        Call([1], sample([3])),  # the same question again: another branch
+        Call([1, 3, 4], sample([5])),
+        Call([1, 2, 4], sample([6])),
+        Call([8], sample([9])),
+        Call([1, 2], None),  # never answered
+    ]
+    rows = rows_of_calls(calls, [0])
+    assert [(row.prompt_ids.tolist(), row.token_ids.tolist()) for row in rows] == [
+        ([1], [2, 4, 6]),
+        ([1], [3, 4, 5]),
+        ([8], [9]),
+    ]
+
+
+def test_an_episode_without_an_answer_is_a_row_of_its_prompt_alone():
+    (row,) = rows_of_calls([Call([1, 2], None), Call([1, 2], sample([]))], [7, 7])
+    assert row.prompt_ids.tolist() == [7, 7]
+    assert len(row.token_ids) == len(row.mask) == len(row.rewards) == 0
+
+
+def make_groups(seed: int, prompts: int = 3, n: int = 4) -> list[Group]:
+    """Groups of random episodes, with rewards by turn and at the end; one of them has no tokens."""
+    chance = random.Random(seed)
+    uids = [f"0:{i}" for i in range(prompts)]
+    table = DataProto.from_dict(
+        {"input_ids": torch.ones(prompts, 2, dtype=torch.long), "attention_mask": torch.ones(prompts, 2)},
+        {"uid": object_array(uids), "index": np.arange(prompts), "epoch": np.zeros(prompts, int)},
+    )
+    groups = []
+    for row in range(prompts):
+        group = Group(table, row, n, 1, 0)
+        for k in range(n):
+            context, calls = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 4))], []
+            for _ in range(0 if row == k == 1 else chance.randrange(1, 5)):
+                written = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 5))]
+                calls.append(Call(list(context), sample(written, chance.randrange(3)), chance.choice([0.0, 0.5, -1.0])))
+                context = [*context, *written, *[chance.randrange(1, 9) for _ in range(chance.randrange(0, 4))]]
+            episode = Episode(
+                rows_of_calls(calls, [1, 2]), "done", chance.choice([0.0, 1.0]), turn_rewards=True, turns=len(calls)
+            )
+            group.samples[k] = episode
+            group.samples_left -= 1
+        groups.append(group)
+    return groups
+
+
+def scored(groups: list[Group]) -> DataProto:
+    batch = batch_of(groups, 0, lambda rows: rows, versions=True)
+    ends = torch.tensor([s.reward for g in groups for s in g.written])
+    batch.put_columns(DataProto.from_dict({"row_scores": ends}))
+    columns, _ = total_scores(batch)
+    batch.put_columns(DataProto.from_dict(columns))
+    return batch
+
+
+def own_tokens(groups: list[Group]) -> list[list[tuple[int, float]]]:
+    """Of every episode, one by one: position and reward of each token that the policy wrote."""
+    told = []
+    for group in groups:
+        for episode in group.written:
+            (row,) = episode.rows
+            own = [(t, float(row.rewards[t])) for t in range(len(row.token_ids)) if row.mask[t]]
+            if own:
+                own[-1] = (own[-1][0], own[-1][1] + episode.reward)
+            told.append(own)
+    return told
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_stand_on_the_last_tokens_of_their_turns(seed):
+    groups = make_groups(seed)
+    batch = scored(groups)
+    for b, own in enumerate(own_tokens(groups)):
+        row = torch.zeros(batch.batch["responses"].shape[1])
+        for t, reward in own:
+            row[t] = reward
+        assert torch.allclose(batch.batch["token_level_scores"][b], row)
+        assert float(batch.batch["score"][b]) == pytest.approx(sum(reward for _, reward in own))
+
+
+def plain_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> tuple[list[float], list[float]]:
+    ahead, next_value, advantages = 0.0, 0.0, []
+    for reward, value in zip(reversed(rewards), reversed(values)):
+        ahead = reward + gamma * next_value - value + gamma * lam * ahead
+        next_value = value
+        advantages.append(ahead)
+    advantages.reverse()
+    return advantages, [a + v for a, v in zip(advantages, values)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kl_in_reward", [False, True])
+@pytest.mark.parametrize(
+    "estimator", ["gae", "reinforce_plus_plus", "grpo", "rloo", "opo", "reinforce_plus_plus_baseline"]
+)
+def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_in_reward):
+    groups = make_groups(seed)
+    batch = scored(groups)
+    shape = batch.batch["responses"].shape
+    noise = torch.Generator().manual_seed(seed)
+    extra = {name: torch.randn(shape, generator=noise) / 4 for name in ("values", "old_log_probs", "ref_log_prob")}
+    batch.put_columns(DataProto.from_dict(extra))
+    config = Config()
+    algorithm = config.algorithm
+    algorithm.adv_estimator, algorithm.gamma, algorithm.lam, algorithm.use_kl_in_reward = (
+        estimator,
+        0.9,
+        0.8,
+        kl_in_reward,
+    )
+    if estimator not in ("gae", "reinforce_plus_plus"):
+        algorithm.gamma = algorithm.lam = 1.0
+    columns, figures = advantages(batch, algorithm, 0.3, 64, config.distillation)
+
+    told = own_tokens(groups)
+    kl = extra["old_log_probs"] - extra["ref_log_prob"]
+    rewards = [[r - (0.3 * float(kl[b, t]) if kl_in_reward else 0) for t, r in own] for b, own in enumerate(told)]
+    expected: list[list[float]] = []
+    returns: list[list[float]] = []
+    for b, own in enumerate(told):
+        if estimator == "gae":
+            mine, back = plain_gae(rewards[b], [float(extra["values"][b, t]) for t, _ in own], 0.9, 0.8)
+        elif estimator == "reinforce_plus_plus":
+            mine = [sum(0.9**k * r for k, r in enumerate(rewards[b][t:])) for t in range(len(own))]
+            back = list(mine)
+        else:
+            group = range(b // 4 * 4, b // 4 * 4 + 4)
+            scores = [sum(rewards[k]) for k in group]
+            mean, mine_score = sum(scores) / 4, sum(rewards[b])
+            if estimator == "grpo":
+                deviation = math.sqrt(sum((s - mean) ** 2 for s in scores) / 3)
+                value = (mine_score - mean) / (deviation + 1e-6)
+            elif estimator == "rloo":
+                value = mine_score - (sum(scores) - mine_score) / 3
+            elif estimator == "opo":
+                lengths = [len(told[k]) for k in group]
+                value = mine_score - sum(s * n for s, n in zip(scores, lengths)) / sum(lengths)
+            else:
+                value = mine_score - mean
+            mine = [value] * len(own)
+            back = list(mine)
+        expected.append(mine)
+        returns.append(back)
+    if estimator in ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):  # whitened over all tokens
+        flat = [value for row in expected for value in row]
+        mean = sum(flat) / len(flat)
+        variance = sum((value - mean) ** 2 for value in flat) / (len(flat) - 1)
+        expected = [[(value - mean) / math.sqrt(variance + 1e-8) for value in row] for row in expected]
+    for b, own in enumerate(told):
+        row = torch.zeros(shape[1])
+        for (t, _), value in zip(own, expected[b]):
+            row[t] = value
+        assert torch.allclose(columns["advantages"][b], row, atol=2e-5), (b, columns["advantages"][b], row)
+        if estimator == "gae":
+            at = [t for t, _ in own]
+            assert torch.allclose(columns["returns"][b][at], torch.tensor(returns[b]), atol=2e-5)
+    written = sum(len(own) for own in told) / len(told)
+    assert figures["response_length/mean"] == pytest.approx(float(batch.batch["response_lengths"].float().mean()))
+    assert figures["response_length/mean"] > written
+    assert figures["prompt_length/mean"] == pytest.approx(
+        sum(len(s.rows[0].prompt_ids) for g in groups for s in g.written) / len(told)
+    )
+
+
+def test_versions_and_masks_of_rows_are_those_of_their_tokens():
+    groups = make_groups(3)
+    batch = batch_of(groups, 0, lambda rows: rows, versions=True)
+    for b, episode in enumerate(s for g in groups for s in g.written):
+        (row,) = episode.rows
+        size = len(row.token_ids)
+        assert batch.batch["response_mask"][b, :size].tolist() == row.mask.tolist()
+        assert batch.batch["response_mask"][b, size:].sum() == 0
+        written = batch.batch["token_versions"][b, :size][torch.from_numpy(row.mask).bool()].tolist()
+        assert written == [version for version, count in row.versions for _ in range(count)]
+        prompt = batch.batch["prompts"].shape[1]
+        assert int(batch.batch["attention_mask"][b, prompt:].sum()) == size
+        assert int(batch.batch["attention_mask"][b, :prompt].sum()) == len(row.prompt_ids)
+
+
+def test_groups_of_episodes_survive_a_table(tmp_path):
+    groups = make_groups(1)
+    as_table(1, 0, groups).save_to_disk(tmp_path / "groups")
+    _, _, again = from_table(DataProto.load_from_disk(tmp_path / "groups"))
+    ours, theirs = (batch_of(g, 0, lambda rows: rows, versions=True) for g in (groups, again))
+    assert set(ours.batch.keys()) == set(theirs.batch.keys())
+    assert all(torch.equal(ours.batch[name], theirs.batch[name]) for name in ours.batch.keys())  # noqa: SIM118
+    assert episode_figures(groups) == episode_figures(again)

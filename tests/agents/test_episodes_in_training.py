@@ -1,0 +1,268 @@
+"""Training on episodes of many turns: what a row holds, and that timing, processes and interruptions change no bit of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from letter_model import write_model
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+from quadriga.errors import ConfigError
+from quadriga.trainer.main_ppo import run_ppo
+
+HERE = Path(__file__).parent
+GAMES = HERE / "letter_games.py"
+STEPS = 4
+SPECIAL = ("<eos>", "<pad>", "<u>", "<a>", "<tool>")
+MEASURED = (
+    "timing_s/",
+    "perf/",
+    "memory/",
+    "reward/seconds",
+    "stream/",
+    "rollout/prefix_reuse",
+    "episode/agent_s",
+    "time",
+)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    task = tmp_path_factory.mktemp("task")
+    model = write_model(task / "model")
+    rows = [
+        {"data_source": "letters", "prompt": f"say {chr(97 + i)}", "extra_info": {"index": i, "split": "train"}}
+        for i in range(16)
+    ]
+    (task / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(*changes: dict, folder: Path | None = None, steps: int = STEPS, agent: str = "Vowels") -> Path:
+        torch.set_num_threads(1)
+        folder = folder or tmp_path_factory.mktemp("run")
+        short = {
+            "data": {
+                "train_files": str(task / "rows.jsonl"),
+                "val_files": str(task / "rows.jsonl"),
+                "train_batch_size": 4,
+                "val_max_samples": 4,
+                "max_prompt_length": 16,
+                "max_response_length": 32,
+            },
+            "actor_rollout_ref": {
+                "model": {"path": str(model)},
+                "actor": {"optim": {"lr": 1e-2}},
+                "rollout": {
+                    "n": 4,
+                    "multi_turn": {"max_tokens_per_turn": 5},
+                    "agent": {"default_agent_loop": f"{GAMES}:{agent}"},
+                },
+            },
+            "reward": {"num_workers": 1},
+            "algorithm": {"adv_estimator": "grpo"},
+            "trainer": {
+                "executor": "local",
+                "device": "cpu",
+                "total_training_steps": steps,
+                "test_freq": 2,
+                "save_freq": 2,
+                "default_local_dir": str(folder),
+                "rollout_data_dir": str(folder / "rollouts"),
+            },
+        }
+        run_ppo(OmegaConf.merge(short, *changes))
+        return folder
+
+    return run
+
+
+def rollout(**changes: Any) -> dict:
+    return {"actor_rollout_ref": {"rollout": changes}}
+
+
+def ahead(staleness: int, mode: str = "ordered") -> dict:
+    return {"async_training": {"staleness": staleness, "mode": mode}}
+
+
+def metrics(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(MEASURED)} for line in lines]
+
+
+def samples(run: Path) -> list[dict]:
+    files = sorted((run / "samples").glob("train_*"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def weights(run: Path, step: int = STEPS) -> dict:
+    return load_file(run / "checkpoints" / f"global_step_{step}" / "huggingface" / "model.safetensors")
+
+
+def assert_same(a: Path, b: Path) -> None:
+    assert metrics(a) == metrics(b)
+    ours, theirs = weights(a), weights(b)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def ordered(train):
+    return {k: train(ahead(k)) if k else train() for k in (0, 1)}
+
+
+def test_a_row_is_the_conversation_token_by_token(ordered):
+    by_turns = {sample["turns"] for sample in samples(ordered[0])}
+    assert 3 in by_turns
+    for sample in samples(ordered[0]):
+        tokens, mask = "".join(sample["tokens"]["texts"]), sample["tokens"]["mask"]
+        said = [m["content"] for m in sample["messages"] if m["role"] == "assistant"]
+        read = [m["content"] for m in sample["messages"][1:] if m["role"] == "user"]
+        assert len(said) == sample["turns"] == len(read) + 1
+        assert mask[-1] == 1
+        assert sample["finish_reason"] == "done"
+        blocks = "".join(map(str, mask)).replace("01", "0 1").replace("10", "1 0").split()
+        assert len(blocks) == 2 * sample["turns"] - 1
+        assert all(text in tokens for text in read)
+        written = [text for text, m in zip(sample["tokens"]["texts"], mask) if m and text not in SPECIAL]
+        vowels = sum(letter in "aeiou" for text in written for letter in text) / 5
+        assert sample["score"] == pytest.approx(vowels)
+        read_at = [p for p, m in zip(sample["tokens"]["rollout_log_probs"], mask) if not m]
+        assert all(p == 0 for p in read_at)
+
+
+def test_generation_and_training_agree_on_the_log_probs_of_every_turn(train):
+    run = train({"algorithm": {"use_kl_in_reward": True}}, steps=1)
+    for sample in samples(run):
+        told = sample["tokens"]
+        for mine, theirs, written in zip(told["rollout_log_probs"], told["trainer_log_probs"], told["mask"]):
+            assert not written or abs(mine - theirs) < 2e-4
+
+
+def test_the_figures_tell_of_turns_and_tokens(ordered):
+    rows = [s for s in samples(ordered[0]) if s["step"] == 1]
+    told = metrics(ordered[0])[1]
+    assert told["step"] == 1
+    assert told["episode/turns/mean"] == pytest.approx(sum(s["turns"] for s in rows) / len(rows))
+    written = sum(sum(s["tokens"]["mask"]) for s in rows) / len(rows)
+    assert told["episode/written_tokens/mean"] == pytest.approx(written)
+    assert told["response_length/mean"] == pytest.approx(sum(s["response_tokens"] for s in rows) / len(rows))
+    assert told["response_length/mean"] == pytest.approx(written + told["episode/read_tokens/mean"])
+    assert told["episode/finish/done"] == 1
+    assert [line for line in metrics(ordered[0]) if any(k.startswith("val/") for k in line)]
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_neither_the_processes_nor_their_timing_change_a_bit(train, ordered, k):
+    changes = [ahead(k)] if k else []
+    other = train(rollout(agent={"num_workers": 3, "max_concurrent": 2}), *changes, agent="SlowVowels")
+    assert_same(other, ordered[k])
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_killed_run_goes_on_bit_for_bit(train, ordered, tmp_path, k):
+    folder = tmp_path / "run"
+    shutil.copytree(ordered[k], folder, symlinks=True)
+    shutil.rmtree(folder / "checkpoints" / "global_step_4")
+    train(*([ahead(k)] if k else []), {"trainer": {"resume_mode": "auto"}}, folder=folder)
+    assert_same(folder, ordered[k])
+
+
+def test_free_mode_loses_no_episode_and_uses_none_twice(train):
+    uids = [s["uid"] for s in samples(train(ahead(2, "free"), agent="SlowVowels"))]
+    assert len(uids) == STEPS * 4 * 4
+    assert all(uids.count(uid) == 4 for uid in uids)
+
+
+def test_kept_episodes_can_be_trained_on_again(train, ordered, tmp_path):
+    kept = str(tmp_path / "kept")
+    first = train({"episodes": {"write_to": kept}})
+    again = train({"episodes": {"read_from": kept}})
+    assert_same(first, ordered[0])
+    read = [(s["uid"], s["tokens"]["ids"], s["tokens"]["mask"], s["score"]) for s in samples(again)]
+    assert read == [(s["uid"], s["tokens"]["ids"], s["tokens"]["mask"], s["score"]) for s in samples(first)]
+    assert all("actor/grad_norm" in line for line in metrics(again) if "actor/pg_loss" in line)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"adv_estimator": "gae"}},
+        {"algorithm": {"adv_estimator": "remax"}},
+        {"algorithm": {"filter_groups": {"enable": True}}},
+        {"algorithm": {"overlong_filter": True, "length_reward": "kimi"}},
+    ],
+    ids=["gae", "remax", "filter_groups", "shaping"],
+)
+def test_everything_downstream_takes_rows_with_holes(train, changes):
+    told = metrics(train(changes, steps=2))[-1]
+    assert told["episode/turns/mean"] > 1
+    assert told["actor/grad_norm"] > 0
+
+
+def test_a_row_names_its_agent(train, tmp_path):
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": f"say {chr(97 + i)}",
+            "agent_name": name,
+            "reward_model": {"ground_truth": ""},
+        }
+        for i, name in enumerate(["single_turn", f"{GAMES}:Vowels"] * 2)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 7.0\n")
+    run = train(
+        {
+            "data": {"train_files": str(file), "val_files": str(file), "shuffle": False},
+            "custom_reward_function": {"path": str(reward)},
+        },
+        rollout(agent={"default_agent_loop": "single_turn"}),
+        steps=1,
+    )
+    single = {s["uid"]: s for s in samples(run)}
+    assert [single[f"0:{i}"]["score"] == 7.0 for i in range(4)] == [True, False, True, False]
+    assert [single[f"0:{i}"]["turns"] > 1 for i in range(4)] == [False, True, False, True]
+
+
+def test_an_agent_that_is_none_is_refused_before_anything_starts(train):
+    with pytest.raises(ConfigError, match="did you mean 'tools'"):
+        train(rollout(agent={"default_agent_loop": "tool"}))
+    with pytest.raises(ConfigError, match="neither `run` nor"):
+        train(rollout(agent={"default_agent_loop": f"{HERE / 'letter_model.py'}:Path"}))
+
+
+def test_an_engine_apart_changes_no_bit(train, ordered):
+    roles = {"actor_rollout": "training", "rollout": "generation"}
+    pools = {"training": [1], "generation": [1]}
+    other = train({"trainer": {"placement": {"pools": pools, "roles": roles}}}, ahead(1))
+    assert_same(other, ordered[1])
+
+
+@pytest.mark.slow
+def test_on_ray_two_engines_and_columns_in_the_object_store_change_no_bit(train, ordered):
+    import ray
+
+    roles = {"actor_rollout": "training", "rollout": "generation"}
+    pools = {"training": [1], "generation": [2]}
+    ray.shutdown()
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        other = train(
+            {
+                "trainer": {"executor": "ray", "placement": {"pools": pools, "roles": roles}, "logger": []},
+                "transfer_queue": {"enable": True},
+            },
+            ahead(1),
+            agent="SlowVowels",
+        )
+    finally:
+        ray.shutdown()
+    assert samples(other) == samples(ordered[1])
+    ours, theirs = weights(other), weights(ordered[1])
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

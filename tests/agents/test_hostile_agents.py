@@ -1,0 +1,136 @@
+"""Whatever an agent does costs its own episode only: the step completes, the rest is right, nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from letter_model import write_model
+from omegaconf import OmegaConf
+
+from quadriga.trainer.main_ppo import run_ppo
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(400)
+ENDS = {
+    "good": "done",
+    "raises": "error",
+    "hangs": "time",
+    "does not heed": "time",
+    "blocks": "stuck",
+    "segfaults": "crashed",
+    "exits": "crashed",
+    "leaves": "error",
+    "is killed": "crashed",
+    "leaks": "done",
+    "cancels all": "error",
+    "never ends": "turns",
+    "starts a process": "done",
+    "bad ids": "error",
+    "begins anew": "error",
+    "bad reward": "error",
+}
+KINDS = list(ENDS) + ["good"] * 2
+
+
+def write_rows(file: Path, kinds: list[str]) -> str:
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": "say a",
+            "extra_info": {"index": i, "split": "train", "kind": kind, "text": f"say {chr(97 + i)}"},
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def train(folder: Path, kinds: list[str]) -> tuple[dict, dict[tuple, dict]]:
+    """One step; its metrics, and its samples by row and number."""
+    folder.mkdir(parents=True)
+    rows = write_rows(folder / "rows.jsonl", kinds)
+    config = {
+        "data": {
+            "train_files": rows,
+            "val_files": write_rows(folder / "val.jsonl", ["good"] * 2),
+            "train_batch_size": len(kinds),
+            "max_prompt_length": 16,
+            "max_response_length": 24,
+            "shuffle": False,
+        },
+        "actor_rollout_ref": {
+            "model": {"path": str(write_model(folder / "model"))},
+            "rollout": {
+                "n": 2,
+                "agent": {
+                    "default_agent_loop": f"{HERE / 'hostile_agents.py'}:run",
+                    "num_workers": 2,
+                    "episode_timeout_s": 4.0,
+                    "stall_s": 3.0,
+                },
+                "multi_turn": {"max_assistant_turns": 6},
+            },
+        },
+        "algorithm": {"adv_estimator": "grpo"},
+        "reward": {"num_workers": 1, "max_error_rate": 1.0},
+        "trainer": {
+            "executor": "local",
+            "device": "cpu",
+            "total_training_steps": 1,
+            "val_before_train": False,
+            "default_local_dir": str(folder / "run"),
+            "rollout_data_dir": str(folder / "rollouts"),
+        },
+    }
+    run_ppo(OmegaConf.create(config))
+    (line,) = (folder / "run/metrics.jsonl").read_text().splitlines()
+    samples = [json.loads(s) for s in (folder / "run/samples/train_00000001.jsonl").read_text().splitlines()]
+    return json.loads(line), {(s["uid"], s["sample_index"]): s for s in samples}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    peaceful = train(folder / "peaceful", ["good"] * len(KINDS))
+    return train(folder / "hostile", KINDS), peaceful
+
+
+def test_every_kind_of_failure_ends_as_what_it_is_and_is_counted(runs):
+    (figures, samples), _ = runs
+    for (uid, _), sample in samples.items():
+        kind = KINDS[int(uid.partition(":")[2])]
+        assert sample["finish_reason"] == ENDS[kind], (kind, sample.get("episode_error"))
+        if ENDS[kind] in ("error", "crashed", "stuck"):
+            assert sample["episode_error"]
+    shares = Counter(ENDS[kind] for kind in KINDS)
+    for reason, count in shares.items():
+        assert figures[f"episode/finish/{reason}"] == pytest.approx(count / len(KINDS)), reason
+    assert figures["episode/leaked_tasks"] == 6
+    assert figures["episode/again"] >= 8  # each of 4 kinds that end or stop a process, in 2 samples, was tried twice
+
+
+def test_the_others_wrote_what_they_would_have_written_alone(runs):
+    (_, samples), (_, peaceful) = runs
+    for key, sample in samples.items():
+        if KINDS[int(key[0].partition(":")[2])] in ("good", "leaks", "starts a process"):
+            assert sample["tokens"] == peaceful[key]["tokens"]
+            assert sample["score"] == peaceful[key]["score"] == 1.0
+
+
+def test_a_failed_episode_has_the_score_for_errors_and_keeps_what_was_written(runs):
+    (_, samples), (_, peaceful) = runs
+    for key, sample in samples.items():
+        if ENDS[KINDS[int(key[0].partition(":")[2])]] in ("error", "time"):
+            assert sample["score"] == 0
+            assert sample["tokens"]["ids"][:4] == peaceful[key]["tokens"]["ids"][:4]
+
+
+def test_nothing_is_left_running(runs):
+    left = [p.cmdline() for p in psutil.Process(os.getpid()).children(recursive=True)]
+    assert not [line for line in left if "keeper_main" in " ".join(line) or line[:1] == ["sleep"]]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000"]]

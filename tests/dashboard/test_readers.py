@@ -1,0 +1,258 @@
+"""Curves, samples, timeline and configuration of run directories, read while they are written, damaged or huge."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+from run_folders import metrics_line, sample, write_run, write_samples
+
+from quadriga.dashboard import samples as reading
+from quadriga.dashboard.catalog import Catalog, Run
+from quadriga.dashboard.configuration import config_table
+from quadriga.dashboard.files import Unreadable, open_inside
+from quadriga.dashboard.metrics import Metrics, thinned
+from quadriga.dashboard.samples import Query, sample_history, sample_page, sample_steps
+from quadriga.dashboard.timeline import Timelines, run_events, stall_reports, stall_text
+from quadriga.tracking import Timeline
+
+
+def the_run(folder: Path) -> Run:
+    return Catalog([folder]).look()[0]
+
+
+def test_curves_are_read_on_from_where_they_were_left(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=5)
+    metrics, run = Metrics(), the_run(folder)
+    assert metrics.series(run, ["critic/score/mean"])["critic/score/mean"]["x"] == [1, 2, 3, 4, 5]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metrics_line(6, 10, 0.5, time.time())) + "\n" + '{"step": 7, "half')
+    assert metrics.series(run, ["critic/score/mean"])["critic/score/mean"]["x"] == [1, 2, 3, 4, 5, 6]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(' written": 1.5}\n')
+    assert metrics.series(run, ["half written"])["half written"] == {"x": [7], "y": [1.5]}
+
+
+def test_a_file_that_was_cut_by_a_resume_is_read_anew(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=10)
+    metrics, run = Metrics(), the_run(folder)
+    metrics.table(run)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    new = folder / "new"
+    new.write_text("".join(lines[:4]))
+    new.replace(folder / "metrics.jsonl")
+    assert metrics.series(run, ["actor/entropy"])["actor/entropy"]["x"] == [1, 2, 3, 4]
+
+
+def test_x_may_be_steps_tokens_or_time(tmp_path: Path) -> None:
+    run = the_run(write_run(tmp_path / "run", steps=4))
+    metrics = Metrics()
+    assert metrics.series(run, ["actor/entropy"], "tokens")["actor/entropy"]["x"] == [1000, 2000, 3000, 4000]
+    assert metrics.series(run, ["actor/entropy"], "time")["actor/entropy"]["x"] == pytest.approx([0, 2, 4, 6])
+
+
+def test_many_points_become_means_with_bounds_and_a_zoom_has_them_all(tmp_path: Path) -> None:
+    xs, ys = (array("d", (float(f(k)) for k in range(100_000))) for f in (lambda k: k, lambda k: k % 10))
+    whole = thinned(xs, ys, 1000)
+    assert len(whole["x"]) == 1000
+    assert whole["n"] == [100.0] * 1000
+    assert whole["lo"][0] == 0.0
+    assert whole["hi"][0] == 9.0
+    assert whole["y"][0] == pytest.approx(4.5)
+    run = the_run(write_run(tmp_path / "run", steps=3000))
+    zoomed = Metrics().series(run, ["actor/entropy"], low=100, high=150, points=100)["actor/entropy"]
+    assert zoomed["x"] == [float(k) for k in range(100, 151)]
+    assert "lo" not in zoomed
+
+
+def test_foreign_metrics_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = [
+        '{"step": 1, "a": 1}',
+        "[1, 2]",
+        "not json",
+        '{"step": 2, "a": NaN, "b": Infinity, "c": "text", "d": [1], "e": true, "f": 1e400}',
+        '{"no step": 1}',
+        '{"step": 1, "a": 5}',
+        "[" * 5000,
+        '{"step": 3, "a": 3}',
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    metrics = Metrics()
+    run = the_run(folder)
+    assert metrics.series(run, list("abcdef")) == {"a": {"x": [1, 3], "y": [1, 3]}}
+
+
+def test_memory_stays_bounded_over_many_runs(tmp_path: Path) -> None:
+    for k in range(6):
+        write_run(tmp_path / f"run{k}", steps=500)
+    metrics = Metrics(most_bytes=200_000)
+    for run in Catalog([tmp_path]).look():
+        metrics.table(run)
+    assert sum(table.bytes for table in metrics._tables.values()) <= 200_000
+
+
+def test_metric_names_come_with_meaning_unit_and_section(tmp_path: Path) -> None:
+    names = {m["name"]: m for m in Metrics().names(the_run(write_run(tmp_path / "run")))}
+    assert names["reward/correct"]["unit"] == "share"
+    assert names["reward/correct"]["section"] == "Scores and rewards"
+    assert names["val/arithmetic/acc/mean@1"]["section"] == "Validation"
+
+
+def test_samples_come_in_pages_that_follow_each_other(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    write_samples(folder, 3, [sample(k, k % 3 == 0) for k in range(25)])
+    run = the_run(folder)
+    assert sample_steps(run) == {"train": [3], "val": []}
+    seen, offset = [], 0
+    while offset is not None:
+        page = sample_page(run, Query("train", 3, offset, limit=10))
+        seen += [row["response"] for row in page["rows"]]
+        offset = page["next"]
+    assert seen == [sample(k, k % 3 == 0)["response"] for k in range(25)]
+
+
+def test_samples_are_found_by_text_and_by_what_became_of_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rows = [sample(k, k % 3 == 0) for k in range(12)]
+    rows += [
+        sample(12, False, outcome="unparsed"),
+        sample(13, False, outcome="timeout"),
+        sample(14, True, response_tokens=12),
+    ]
+    write_samples(folder, 1, rows)
+    run = the_run(folder)
+
+    def found(**query: str) -> list[str]:
+        return [row["response"] for row in sample_page(run, Query("train", 1, **query), 12)["rows"]]  # type: ignore[arg-type]
+
+    assert len(found(flag="wrong")) == 8
+    assert found(flag="unparsed") == ["#### 13"]
+    assert found(flag="timed out") == ["#### 14"]
+    assert found(flag="cut off") == ["#### 14"]
+    assert found(text="2+1=", flag="right") == ["#### 9"]
+
+
+def test_one_question_is_followed_over_the_steps(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for step, right in ((0, False), (10, False), (20, True)):
+        write_samples(folder, step, [sample(k, right) for k in range(8)], "val")
+    run = the_run(folder)
+    offset = sample_page(run, Query("val", 10))["rows"][5]["offset"]
+    history = sample_history(run, "val", 10, offset)
+    assert [(row["step"], row["outcome"]) for row in history] == [(0, "wrong"), (10, "wrong"), (20, "correct")]
+    assert {row["prompt"] for row in history} == {"1+1="}
+
+
+def test_a_search_through_gigabytes_stops_in_time_and_says_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "samples" / "train_00000001.jsonl"
+    path.parent.mkdir()
+    with path.open("w") as file:
+        for k in range(2000):
+            file.write(json.dumps(sample(k, True, response="x" * 2000)) + "\n")
+    with path.open("r+b") as file:  # 2 GB more, that take no space on disk and are never read
+        file.seek(2 << 30)
+        file.write(b"\n" + json.dumps(sample(9, True, response="needle")).encode() + b"\n")
+    monkeypatch.setattr(reading, "PAGE_BYTES", 1 << 20)
+    run = the_run(folder)
+    page = sample_page(run, Query("train", 1, text="needle"))
+    assert page["rows"] == []
+    assert 1 << 20 <= page["next"] < 2 << 20
+    began = time.monotonic()
+    last = sample_page(run, Query("train", 1, offset=(2 << 30) + 1, text="needle"))
+    assert [row["response"] for row in last["rows"]] == ["needle"]
+    assert time.monotonic() - began < 5
+
+
+def test_damaged_and_foreign_samples_are_counted_or_shown_as_they_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    path = write_samples(
+        folder, 1, [{"prompt": [{"role": "user", "content": "hi"}], "response": {"a": 1}, "score": "high"}]
+    )
+    path.write_bytes(path.read_bytes() + b'{"prompt": \n[]\n{"prompt": "cut o')
+    page = sample_page(the_run(folder), Query("train", 1))
+    assert page["damaged"] == 2
+    (row,) = page["rows"]
+    assert (row["prompt"], row["response"], row["score"]) == ("[user] hi", '{"a": 1}', None)
+
+
+def test_a_file_that_leads_out_of_the_run_or_is_no_file_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (tmp_path / "secret.jsonl").write_text('{"prompt": "secret"}\n')
+    (folder / "samples").mkdir()
+    (folder / "samples" / "train_00000001.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    os.mkfifo(folder / "samples" / "train_00000002.jsonl")
+    run = the_run(folder)
+    for step, why in ((1, "leads out"), (2, "no plain file"), (3, "cannot be read")):
+        with pytest.raises(Unreadable, match=why):
+            sample_page(run, Query("train", step))
+    with pytest.raises(Unreadable):
+        open_inside(folder, "..", "secret.jsonl")
+    with pytest.raises(Unreadable):
+        sample_page(run, Query("../../secret", 1))
+
+
+def test_the_timeline_of_a_step_is_found_also_while_the_file_grows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    timelines, run = Timelines(), the_run(folder)
+    with pytest.raises(Unreadable):
+        timelines.steps(run)
+    writer = Timeline(folder / "timeline.json")
+    for step in range(1, 6):
+        writer.add("gen", 1000.0 + step, 0.5, "driver", step=step)
+        writer.add("generate_sequences", 1000.1 + step, 0.3, "actor 0", step=step)
+        writer.flush()
+        assert timelines.steps(run) == list(range(1, step + 1))
+    found = timelines.events(run, 4, 4)
+    assert found["lanes"] == ["driver", "actor 0"]
+    assert [(e["name"], e["lane"], e["step"]) for e in found["events"]] == [("gen", 0, 4), ("generate_sequences", 1, 4)]
+    assert found["events"][1]["start"] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_stalls_and_events_are_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "stalls").mkdir()
+    (folder / "stalls" / "step_00000012_gen.txt").write_text("step 12: step/gen has been running")
+    (folder / "stalls" / "other.txt").write_text("no report")
+    lines = [
+        {"kind": "start", "time": 1.0, "step": 4, "start_step": 4},
+        {"kind": "alarm", "time": 2.0, "step": 6, "name": "entropy_cliff", "text": "fell", "look": "there"},
+        {"kind": "end", "time": 3.0, "step": 9, "status": "failed", "error": "boom"},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "mess')
+    run = the_run(folder)
+    assert [(r["step"], r["phase"]) for r in stall_reports(run)] == [(12, "gen")]
+    assert "step/gen" in stall_text(run, "step_00000012_gen.txt")
+    with pytest.raises(Unreadable):
+        stall_text(run, "../status.json")
+    assert [event["text"] for event in run_events(run)] == ["resumed after step 4", "fell", "failed: boom"]
+
+
+def test_the_configuration_says_what_was_set_and_what_differs(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from quadriga.config.load import as_plain_dict, load_config
+
+    for name, lr in (("a", 1e-3), ("b", 1e-4)):
+        folder = write_run(tmp_path / name)
+        values = {"actor_rollout_ref": {"actor": {"optim": {"lr": lr}}}, "data": {"train_batch_size": 32}}
+        config = as_plain_dict(load_config(OmegaConf.create(values)))
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    runs = sorted(Catalog([tmp_path]).look(), key=lambda run: run.name)
+    keys = {key["key"]: key for key in config_table(runs)["keys"]}
+    lr = keys["actor_rollout_ref.actor.optim.lr"]
+    assert (lr["values"], lr["set"], lr["differs"]) == ([1e-3, 1e-4], [True, True], True)
+    assert "learning rate" in lr["meaning"]
+    batch, follower = keys["data.train_batch_size"], keys["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    assert (batch["set"], batch["differs"]) == ([True, True], False)
+    assert follower["set"] == [False, False], "it follows data.train_batch_size by itself"
+    (tmp_path / "b" / "config.yaml").write_text("a: [unclosed")
+    assert "no YAML" in config_table(runs)["problems"][0]
