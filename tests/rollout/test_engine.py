@@ -11,7 +11,15 @@ import torch
 from rollout_models import VOCAB, own_log_probs, tiny_model
 
 from quadriga.errors import ConfigError, DataError, WorkerError
-from quadriga.rollout import Completion, Request, RolloutEngine, SamplingParams, create_engine, register_engine, registry
+from quadriga.rollout import (
+    Completion,
+    Request,
+    RolloutEngine,
+    SamplingParams,
+    create_engine,
+    register_engine,
+    registry,
+)
 from quadriga.rollout.weights import checksum
 
 
