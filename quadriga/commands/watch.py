@@ -75,8 +75,8 @@ class Follower:
                 if file.seek(0, 2) < self._offsets[name]:  # a resumed run has cut it, or another run took its place
                     self._offsets[name] = 0
                 file.seek(self._offsets[name])
-                for offset, raw in read_lines(file):
-                    self._offsets[name] = offset + len(raw)
+                for _, raw in read_lines(file):
+                    self._offsets[name] = file.tell()
                     line = parse_line(raw)
                     if line is not None and isinstance(line.get("time"), (int, float)):
                         yield line

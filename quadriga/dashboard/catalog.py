@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quadriga.dashboard.files import Unreadable, finite, last_line, open_inside, plain, read_json
+from quadriga.dashboard.files import Unreadable, finite, last_line, open_inside, plain, printable, read_json
 from quadriga.errors import QuadrigaError
 from quadriga.tracking.metric_names import format_value
 from quadriga.tracking.run_record import process_mark
@@ -46,16 +46,17 @@ class Run:
     spark: tuple[int, list[float]] = (0, [])
     _newest: dict[str, Any] | None = None
 
-    def refresh(self) -> None:
-        """Read anew what has changed since the last time."""
-        stats = [_stat(self.path / name) for name in MARKERS]
+    def refresh(self) -> bool:
+        """Read anew what has changed since the last time. False: this is no run (any more)."""
+        stats = [_stat(f"{self.path}/{name}") for name in MARKERS]
         stamp = tuple((s.st_ino, s.st_size, s.st_mtime_ns) if s else None for s in stats)
         if stamp == self.stamp:
-            return
+            return any(stats)
         self.changed_at = max((s.st_mtime for s in stats if s), default=0.0)
         self.status = read_json(self.path, MARKERS[0]) or {}
         self.size, self._newest = stats[1].st_size if stats[1] else 0, None
         self.stamp = stamp
+        return any(stats)
 
     @property
     def newest(self) -> dict[str, Any]:
@@ -122,24 +123,26 @@ class Run:
         return {
             "id": self.id,
             "name": self.name,
-            "folder": str(self.path),
+            "folder": printable(str(self.path)),
             "kind": self.kind,
             "state": state,
-            "error": str(status.get("error") or "")[:4000],
+            "error": printable(str(status.get("error") or ""))[:4000],
             "step": step,
             "total": total,
             "eta_s": pace * max(total - step, 0) if alive and pace is not None and total is not None else None,
             "seconds_per_step": pace,
             "started": finite(status.get("started")),
             "updated": self.updated,
-            "phase": phases[-1] if alive and isinstance(phases, list) and phases else "",
+            "phase": printable(str(phases[-1])) if alive and isinstance(phases, list) and phases else "",
             "phase_s": now - (finite(status.get("phase_since")) or now) if alive else None,
             "main": None if main is None else _shown_metric(main, self.newest),
             "validations": _validations(status.get("validations")),
             "changed": plain(changed) if isinstance(changed, dict) else {},
-            "alarms": {str(k): str(v) for k, v in alarms.items()} if isinstance(alarms, dict) else {},
+            "alarms": {printable(str(k)): printable(str(v)) for k, v in alarms.items()}
+            if isinstance(alarms, dict)
+            else {},
             "steering": bool(status.get("steering")),
-            "host": str(status.get("host") or ""),
+            "host": printable(str(status.get("host") or "")),
         }
 
     def spark_line(self) -> list[float]:
@@ -192,6 +195,8 @@ class Catalog:
         self.roots = [Path(os.path.abspath(root)) for root in roots]
         self.runs: dict[str, Run] = {}
         self.problems: list[str] = []
+        self._at: dict[str, Run] = {}
+        """Folder → run."""
         self._lock = threading.Lock()
         self._looked, self._cost_s = -1e9, 0.0
 
@@ -201,10 +206,8 @@ class Catalog:
             began = time.monotonic()
             if began - self._looked > max(1.0, 10 * self._cost_s):
                 self.problems = []
-                found = {run.id: run for run in self._search()}
-                for run in found.values():
-                    run.refresh()
-                self.runs = found
+                self._at = {os.fspath(run.path): run for run in self._search()}
+                self.runs = {run.id: run for run in self._at.values()}
                 self._looked = time.monotonic()
                 self._cost_s = self._looked - began
             return list(self.runs.values())
@@ -241,46 +244,56 @@ class Catalog:
         )
 
     def _search(self) -> Iterable[Run]:
+        """Every run, read anew where it has changed. Paths are texts here: with thousands of runs, `Path` takes most of the time."""
         left = MOST_FOLDERS
         for root in self.roots:
             if not root.is_dir():
-                self.problems.append(f"{root} is not there")
+                self.problems.append(f"{printable(str(root))} is not there")
                 continue
-            folders = [(root, 0)]
+            folders = [(str(root), 0)]
             while folders and left:
                 folder, depth = folders.pop()
                 left -= 1
-                if any((folder / marker).exists() for marker in MARKERS):
-                    known = self.runs.get(_id(folder))
-                    yield known or Run(folder, _name(folder, root), _id(folder))
+                run = self._at.get(folder)
+                if run is not None and run.refresh():
+                    yield run
+                    continue
+                names, inner = _listing(folder, self.problems)
+                if names.intersection(MARKERS):
+                    path = Path(folder)
+                    run = Run(path, _name(path, root), _id(path))
+                    run.refresh()
+                    yield run
                 elif depth < DEPTH:
-                    folders += [(inner, depth + 1) for inner in _subfolders(folder, self.problems)]
+                    folders += [(one, depth + 1) for one in inner]
         if not left:
             self.problems.append(f"only the first {MOST_FOLDERS:,} folders were searched")
 
 
-def _subfolders(folder: Path, problems: list[str]) -> list[Path]:
+def _listing(folder: str, problems: list[str]) -> tuple[set[str], list[str]]:
+    """Names of what is in a folder, and the paths of the folders among it; hidden ones are passed over."""
     try:
         with os.scandir(folder) as entries:
-            return [folder / entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            found = list(entries)
+        return {entry.name for entry in found}, [e.path for e in found if not e.name.startswith(".") and e.is_dir()]
     except OSError as error:
-        problems.append(f"{folder}: {error.strerror}")
-        return []
+        problems.append(f"{printable(folder)}: {error.strerror}")
+        return set(), []
 
 
 def _name(folder: Path, root: Path) -> str:
     """Path below the root; of a root that is a run itself, its last two parts."""
     inner = folder.relative_to(root) if folder.is_relative_to(root) else folder
-    return inner.as_posix() if inner.parts else "/".join(folder.parts[-2:])
+    return printable(inner.as_posix() if inner.parts else "/".join(folder.parts[-2:]))
 
 
 def _id(folder: Path) -> str:
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat(path: str) -> os.stat_result | None:
     try:
-        return path.stat()
+        return os.stat(path)
     except OSError:
         return None
 
@@ -305,7 +318,7 @@ def _validations(told: Any) -> dict[str, dict[str, float | None]]:
     if not isinstance(told, dict):
         return {}
     names = ("first_step", "first", "last_step", "last")
-    return {str(s): {n: finite(v.get(n)) for n in names} for s, v in told.items() if isinstance(v, dict)}
+    return {printable(str(s)): {n: finite(v.get(n)) for n in names} for s, v in told.items() if isinstance(v, dict)}
 
 
 def _thinned(values: list[float]) -> list[float]:

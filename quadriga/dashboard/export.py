@@ -67,7 +67,7 @@ def export_page(roots: list[Path], path: Path) -> ExportedPage:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, render(data).encode())
+        write_atomically(path, render(data).encode(errors="replace"))
     except OSError as error:
         raise QuadrigaError(f"{path} cannot be written: {error.strerror}", "choose another file") from None
     return ExportedPage(path, len(runs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,6 +15,8 @@ from quadriga.errors import QuadrigaError
 
 MAX_LINE_BYTES = 8 << 20
 """A line that is longer is passed over: no sample and no step is so large."""
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""A pipe that nobody writes to must not hold the reader up."""
 
 
 class Unreadable(QuadrigaError):
@@ -22,18 +25,28 @@ class Unreadable(QuadrigaError):
 
 def open_inside(folder: Path, *parts: str) -> BinaryIO:
     """Open a plain file below `folder` for reading. A link that leads out of it, a pipe or a device is refused."""
-    path = folder.joinpath(*parts)
     shown = "/".join(parts)
     try:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise Unreadable(f"{shown} leads out of the run directory")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _open_inside(folder, parts)
     except (OSError, ValueError, RuntimeError) as error:
         raise Unreadable(f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise Unreadable(f"{shown} is no plain file")
     return os.fdopen(descriptor, "rb")
+
+
+def _open_inside(folder: Path, parts: tuple[str, ...]) -> int:
+    if len(parts) == 1 and "/" not in parts[0] and parts[0] != "..":
+        try:  # what is no link lies where it seems to lie: this spares the walk through every folder above it
+            return os.open(f"{folder}/{parts[0]}", _FLAGS | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+    path = folder.joinpath(*parts)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise Unreadable(f"{'/'.join(parts)} leads out of the run directory")
+    return os.open(path, _FLAGS)
 
 
 def read_json(folder: Path, name: str, most_bytes: int = 4 << 20) -> dict[str, Any] | None:
@@ -58,22 +71,20 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(file: BinaryIO, until: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """`(offset, line)` of every whole line from where `file` stands, up to byte `until`.
+    """`(offset, line)` of every whole line from where `file` stands, up to byte `until`; `file.tell()` is then where it ends.
 
-    An unfinished last line is left for later. One that is longer than `MAX_LINE_BYTES` comes empty.
+    An unfinished last line is left for later. One that is longer than `MAX_LINE_BYTES` comes empty, and in pieces of that
+    length, so that whoever reads can stop in the middle of a file that is one line of gigabytes.
     """
-    offset = file.tell()
+    offset, inside = file.tell(), False
     while until is None or offset < until:
         raw = file.readline(MAX_LINE_BYTES)
-        length, too_long = len(raw), False
-        while len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
-            too_long = True
-            raw = file.readline(MAX_LINE_BYTES)
-            length += len(raw)
-        if not raw.endswith(b"\n"):
+        is_whole = raw.endswith(b"\n")
+        if not is_whole and len(raw) < MAX_LINE_BYTES:
             return
-        yield offset, b"" if too_long else raw
-        offset += length
+        yield offset, raw if is_whole and not inside else b""
+        offset += len(raw)
+        inside = not is_whole
 
 
 def last_line(file: BinaryIO, size: int) -> dict[str, Any] | None:
@@ -86,7 +97,7 @@ def last_line(file: BinaryIO, size: int) -> dict[str, Any] | None:
         for raw in reversed(lines if start == 0 else lines[1:]):
             if (found := parse_line(raw)) is not None:
                 return found
-        if start == 0 or reach > MAX_LINE_BYTES:
+        if start == 0 or reach >= MAX_LINE_BYTES:
             return None
         reach *= 8
 
@@ -102,12 +113,19 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def printable(text: str) -> str:
+    """The text as any encoder takes it: half a surrogate pair, of a file name that is no UTF-8 or of odd JSON, becomes "?"."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode()
+
+
 def plain(value: Any, depth: int = 12) -> Any:
-    """Foreign JSON with numbers that are not finite as null, and not nested without end."""
+    """Foreign JSON as any encoder takes it: no number that is not finite, no half surrogates, not nested without end."""
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(k): plain(v, depth - 1) for k, v in value.items()} if depth else None
+        return {printable(str(k)): plain(v, depth - 1) for k, v in value.items()} if depth else None
     if isinstance(value, list):
         return [plain(v, depth - 1) for v in value] if depth else None
     return value

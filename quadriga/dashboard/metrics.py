@@ -148,13 +148,13 @@ def _read_on(table: Table, file: Any) -> Table:
     if about.st_ino != table.inode or about.st_size < table.offset:
         table = Table(inode=about.st_ino)
     file.seek(table.offset)
-    for offset, raw in read_lines(file):
+    for _, raw in read_lines(file):
         line = parse_line(raw)
         if line is None:
             table.skipped += 1
         else:
             table.add(line)
-        table.offset = offset + len(raw) if raw else file.tell()
+        table.offset = file.tell()
     return table
 
 

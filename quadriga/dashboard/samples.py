@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quadriga.dashboard.catalog import Run
-from quadriga.dashboard.files import Unreadable, finite, open_inside, parse_line, plain, read_lines
+from quadriga.dashboard.files import Unreadable, finite, open_inside, parse_line, plain, printable, read_lines
 
 KINDS = ("train", "val")
 FLAGS = ("right", "wrong", "unparsed", "cut off", "crashed", "timed out")
@@ -197,7 +197,7 @@ def _text(value: Any) -> str | None:
         return None
     if isinstance(value, list) and all(isinstance(turn, dict) and "content" in turn for turn in value):
         value = "\n\n".join(f"[{turn.get('role', '?')}] {turn['content']}" for turn in value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… {len(text) - MAX_TEXT:,} characters more"
 
 
@@ -222,4 +222,11 @@ def _line_start(file: Any, offset: int) -> int:
     if offset == 0:
         return 0
     file.seek(offset - 1)
-    return offset if file.read(1) == b"\n" else offset + len(file.readline())
+    if file.read(1) == b"\n":
+        return offset
+    place = offset
+    while piece := file.readline(1 << 20):  # in pieces: a damaged file may be one line of gigabytes
+        place += len(piece)
+        if piece.endswith(b"\n") or place - offset > PAGE_BYTES:
+            break
+    return place

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import math
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from importlib import resources
@@ -163,16 +165,17 @@ def make_app(roots: list[Path], hosts: list[str] | None = None, token: str = "")
         token: what a visitor must know; empty: nothing.
     """
     dashboard = Dashboard(roots)
+    threading.Thread(target=dashboard.catalog.look, name="first look", daemon=True).start()  # while the browser opens
     page, policy = page_and_policy()
 
     def api(function: Callable[[Dashboard, Request], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                return JSONResponse(await run_in_threadpool(function, dashboard, request))
+                return _Answer(await run_in_threadpool(function, dashboard, request))
             except Unreadable as error:
-                return JSONResponse({"problem": error.what}, 404)
+                return _Answer({"problem": error.what}, 404)
             except OSError as error:  # a disk that fails, a folder that vanishes while it is read
-                return JSONResponse({"problem": f"cannot be read: {error.strerror}"}, 404)
+                return _Answer({"problem": f"cannot be read: {error.strerror}"}, 404)
 
         return answer
 
@@ -193,6 +196,9 @@ def make_app(roots: list[Path], hosts: list[str] | None = None, token: str = "")
 def page_and_policy() -> tuple[str, str]:
     """The page, and the policy that allows it its own scripts and nothing else."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
+    scripts = [*sorted((STATIC / "js").glob("*.js")), STATIC / "vendor" / "uplot" / "uPlot.esm.js"]
+    early = "".join(f'<link rel="modulepreload" href="static/{file.relative_to(STATIC)}">\n' for file in scripts)
+    page = page.replace("</head>", f"{early}</head>")  # all at once, not one import after the other
     return page, POLICY.format(scripts=" ".join(script_hashes(page)))
 
 
@@ -200,6 +206,13 @@ def script_hashes(page: str) -> list[str]:
     """`'sha256-…'` of every script that stands in the page itself."""
     texts = re.findall(r"<script[^>]*>([^<]+)</script>", page)
     return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts]
+
+
+class _Answer(JSONResponse):
+    """JSON of texts that a model wrote: half a surrogate pair in one of them must not cost the answer."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
 
 
 class _Guard:

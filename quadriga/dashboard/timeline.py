@@ -96,7 +96,7 @@ class Timelines:
                     step, after = int(match[1]), offset + len(raw)
                     before = index.places.get(step, (offset, after))
                     index.places[step] = (min(before[0], offset), max(before[1], after))
-                index.offset = offset + len(raw)
+                index.offset = file.tell()
             self._indices[run.id] = index
             while len(self._indices) > _HELD:
                 self._indices.popitem(last=False)
