@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -95,10 +96,20 @@ def test_who_waits_is_told_at_once(serve: Any) -> None:
 
 def test_an_aborted_request_comes_out_as_it_is(serve: Any) -> None:
     service = serve()
-    service.submit([ask("endless", 110), ask("other", 5)])
-    time.sleep(0.02)
-    service.abort(["endless"])
-    came = {s.request_id: s for s in collect(service, 2)}
+    step, steps = service.engine.step, itertools.count(1)
+
+    def aborting() -> Any:
+        done = step()
+        if next(steps) == 10:
+            service.abort(["endless"])
+        return done
+
+    service.engine.step = aborting
+    try:
+        service.submit([ask("endless", 110), ask("other", 5)])
+        came = {s.request_id: s for s in collect(service, 2)}
+    finally:
+        del service.engine.step
     assert came["endless"].finish_reason == "aborted"
     assert len(came["endless"].token_ids) < 110
     assert came["other"].finish_reason == "length"

@@ -103,8 +103,9 @@ def test_it_is_the_same_on_two_ranks_and_in_pools_of_their_own(train):
     assert told(remote) == told(here)
 
 
-def test_the_driver_does_not_grow_with_the_batch():
+def test_the_driver_does_not_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch):
     """A batch of 512 MB and more: who keeps it grows by as much, who leaves it in the store by little more than a part of it."""
+    monkeypatch.setattr("quadriga.trainer.ppo.groups.TOKENS_AT_A_TIME", 1 << 20)
     prompts = DataProto.from_dict(
         {"input_ids": torch.ones(8, 4, dtype=torch.long), "attention_mask": torch.ones(8, 4, dtype=torch.long)},
         {"uid": np.array([f"0:{k}" for k in range(8)], object)},
