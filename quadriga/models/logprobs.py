@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quadriga.accelerator import device_module
 from quadriga.models.exact import is_exact
-from quadriga.models.kernels.cpu.linear import prefers_onednn, product
+from quadriga.models.kernels.cpu.linear import add_weight_gradient, input_gradient, prefers_onednn, product
 from quadriga.models.kernels.cpu.operations import fits
 
 CHUNK_BYTES = {"cpu": 8 << 20, "accelerator": 2 << 30}
@@ -171,6 +171,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_bias = bias.new_zeros(bias.shape, dtype=exact) if want_bias else None
         buffer = hidden.new_empty(min(ctx.chunk_rows, rows), weight.shape[0], dtype=exact)
         softmax = _kernels(hidden, ctx.transform) if grad_others is None else None
+        by_onednn = fits(hidden, weight) and prefers_onednn()
         narrow = buffer
         if softmax is not None and buffer.dtype != hidden.dtype:
             narrow = buffer.new_empty(buffer.shape, dtype=hidden.dtype)
@@ -203,9 +204,15 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_bias.add_(grad_logits.sum(0, dtype=exact))
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(grad_logits, weight, out=grad_hidden[part])
+                if by_onednn:
+                    grad_hidden[part] = input_gradient(grad_logits, weight)
+                else:
+                    torch.mm(grad_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                _add_product(grad_weight, grad_logits.t(), hidden[part])
+                if by_onednn:
+                    add_weight_gradient(grad_weight, grad_logits, hidden[part])
+                else:
+                    _add_product(grad_weight, grad_logits.t(), hidden[part])
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

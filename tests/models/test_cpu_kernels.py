@@ -191,6 +191,25 @@ def test_a_row_of_a_product_has_the_same_bits_whoever_computes_it(inner: int, ou
                 assert torch.equal(multiplied(x[part].clone(), weight, kind, before[part]), whole[part])
 
 
+@pytest.mark.parametrize(("inner", "outer"), [(1, 1), (7, 5), (40, 33), (256, 64), (33, 130), (64, 256)])
+def test_gradients_of_weights_are_sums_over_all_rows_whatever_the_threads(inner: int, outer: int) -> None:
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    for rows in (1, 2, 191, 192, 193, 500):
+        grad, x, there = torch.randn(rows, outer), torch.randn(rows, inner), torch.randn(outer, inner)
+        results = []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results.append(there.clone())
+                linear.add_weight_gradient(results[-1], grad, x)
+        finally:
+            torch.set_num_threads(before)
+        wanted = there.double() + grad.double().t() @ x.double()
+        torch.testing.assert_close(results[0], wanted.float(), atol=1e-4, rtol=1e-5)
+        assert all(torch.equal(results[0], other) for other in results[1:])
+
+
 _WITHOUT_A_COMPILER = textwrap.dedent("""
     import torch, transformers
     from quadriga.models.fused import fuse

@@ -49,10 +49,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "panel_width": (),
     "pack_weight": (_POINTER, _POINTER, *(_COUNT,) * 5, _POINTER),
     "packed_product": (_POINTER, _COUNT, _COUNT, Weight, Member, ctypes.c_int, _POINTER, _COUNT),
+    "weight_gradient_room": (_COUNT, _COUNT),
+    "weight_gradient": (_POINTER, _POINTER, *(_COUNT,) * 3, _POINTER, _POINTER),
     "program_room": (_POINTER, _COUNT, _COUNT),
     "run_program": (_POINTER, _POINTER),
 }
-_COUNTING = ("panel_width", "program_room", "paged_decode_room")
+_COUNTING = ("panel_width", "program_room", "paged_decode_room", "weight_gradient_room")
 """Functions that return a number; the others return nothing."""
 
 
