@@ -9,7 +9,8 @@ and, for each block of 256 weights, the lowest step that its codes begin at: the
 octaves, the signed first moments 16. What lies below is the lowest code (second moment: too small a divisor would blow up
 its weight) or 0.
 
-The draws depend on the seed, the rank, the parameter and its step alone: a resumed run goes on with the same bits.
+The draws depend on the parameter, the shard of it and its step alone: a resumed run goes on with the same bits, and copies of
+a shard on several ranks (`fsdp_size`) stay equal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quadriga.engine.sharding import local, rank
+from quadriga.engine.sharding import local, shard_number
 
 BLOCK = 256
 """Weights that share a base, neighbours in a row of the weight: no block reaches over two ranks' shards."""
@@ -48,9 +49,8 @@ class CompactAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         bits: int,
         eps: float = 1e-8,
-        seed: int = 0,
     ) -> None:
-        self.bits, self.seed = bits, seed
+        self.bits = bits
         super().__init__(list(groups), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._numbers = {parameter: number for number, parameter in enumerate(parameters)}
@@ -117,7 +117,7 @@ class CompactAdamW(torch.optim.Optimizer):
             )
 
     def _generator(self, parameter: nn.Parameter, state: dict[str, Tensor], device: torch.device) -> torch.Generator:
-        place = (self.seed * 1_000_003 + self._numbers[parameter]) * 65_537 + rank()
+        place = self._numbers[parameter] * 65_537 + shard_number(parameter)
         return torch.Generator(device).manual_seed((place * 1_000_033 + int(state["step"])) % (1 << 62))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -114,6 +114,17 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def shard_number(tensor: Tensor) -> int:
+    """Which part of a sharded tensor is this rank's: the same for all ranks that hold a copy of it. 0 for a plain tensor."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return 0
+    mesh = tensor.device_mesh
+    (dim,) = (dim for dim, placement in enumerate(tensor.placements) if placement.is_shard())
+    return mesh.get_local_rank(dim)
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor; all ranks must call it. A plain tensor as it is."""
     from torch.distributed.tensor import DTensor

@@ -83,3 +83,22 @@ def test_narrow_gradients_over_ranks_lead_the_way_of_wide_ones(tmp_path: Path):
     (wide, expected), *_ = run_ranks(2, save, "adamw", str(tmp_path / "wide"), -1, "float32")
     assert narrow == pytest.approx(wide, abs=2e-3)
     assert any(not torch.equal(state[key], expected[key]) for key in expected)
+
+
+def own_weights_after(name: str, steps: int):
+    """This rank's shard of every weight after some steps of four ranks with two copies."""
+    from tiny_engine import train
+
+    from quadriga.engine.sharding import local, rank
+
+    engine = engine_of(name, fsdp_size=2)
+    train(engine, steps, rows=slice(rank(), rank() + 1))
+    return torch.cat([local(p.detach()).flatten() for p in engine.model.parameters()])
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_copies_of_the_weights_stay_equal(name):
+    first, second, first_copy, second_copy = run_ranks(4, own_weights_after, name, 3)
+    assert torch.equal(first, first_copy)
+    assert torch.equal(second, second_copy)
+    assert not torch.equal(first, second), "else each rank holds everything"
