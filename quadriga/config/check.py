@@ -8,6 +8,7 @@ from typing import Any
 from quadriga.config.batch_arithmetic import report_batch_sizes
 from quadriga.config.distillation import check_distillation
 from quadriga.config.exactness import report_exactness
+from quadriga.config.experts import report_experts
 from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS, TOKEN_BASELINES
 from quadriga.config.needs import (
     learns_from_rewards,
@@ -57,6 +58,7 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
     _run(config, problems)
     report_exactness(config, problems)
     report_tensor_parallel(config, problems)
+    report_experts(config, problems)
 
 
 def _data(config: Config, problems: Problems) -> None:

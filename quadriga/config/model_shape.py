@@ -11,6 +11,12 @@ from typing import Any
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 BUILTIN = "builtin:"
+USUAL_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+}
 LARGEST_HEADER = 100 << 20
 """Bytes; a safetensors header that claims more is damaged."""
 
@@ -61,19 +67,15 @@ def read_model_shape(folder: Path) -> ModelShape:
     Raises:
         ValueError: the folder's files do not describe a decoder; says which part is missing.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder / 'config.json'} cannot be read: {error}") from None
-    config = {**config, **config.get("text_config", {})}
-    hidden, layers = _number(config, "hidden_size", "n_embd"), _number(config, "num_hidden_layers", "n_layer")
-    heads, vocab = _number(config, "num_attention_heads", "n_head"), _number(config, "vocab_size")
+    config = read_description(folder)
+    hidden, layers = _number(config, "hidden_size"), _number(config, "num_hidden_layers")
+    heads, vocab = _number(config, "num_attention_heads"), _number(config, "vocab_size")
     head_width = config.get("head_dim") or hidden // heads
     shape = ModelShape(
         parameters=0,
         layers=layers,
         hidden=hidden,
-        ffn=config.get("intermediate_size") or config.get("n_inner") or 4 * hidden,
+        ffn=config.get("intermediate_size") or 4 * hidden,
         query_width=heads * head_width,
         kv_width=(config.get("num_key_value_heads") or heads) * head_width,
         vocab=vocab,
@@ -87,22 +89,34 @@ def read_model_shape(folder: Path) -> ModelShape:
     return ModelShape(**{**vars(shape), "parameters": parameters})
 
 
-def read_heads(folder: Path | None) -> tuple[int, int] | None:
-    """Attention heads of the model in `folder`, and those of keys and values; None where that cannot be told."""
+def read_description(folder: Path) -> dict[str, Any]:
+    """config.json of the model in `folder`: that of its text part, under the names that most families use.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = {**config, **config.get("text_config", {})}
-        heads = _number(config, "num_attention_heads", "n_head")
-    except (OSError, ValueError):
-        return None
-    return heads, config.get("num_key_value_heads") or heads
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'} cannot be read: {error}") from None
+    return {USUAL_NAMES.get(name, name): value for name, value in config.items()}
 
 
-def _number(config: dict[str, Any], *names: str) -> int:
-    for name in names:
-        if isinstance(config.get(name), int) and config[name] > 0:
-            return config[name]
-    raise ValueError(f"config.json has no {' or '.join(names)}")
+def describe(path: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The description of the model of that name or folder, with `override_config`; empty where it is not on this machine, or
+    cannot be read: whoever loads the model says what is wrong with it."""
+    folder = find_model_folder(path)
+    try:
+        return {} if folder is None else {**read_description(folder), **(changes or {})}
+    except ValueError:
+        return {}
+
+
+def _number(config: dict[str, Any], name: str) -> int:
+    if isinstance(config.get(name), int) and config[name] > 0:
+        return config[name]
+    raise ValueError(f"config.json has no {name}")
 
 
 def count_parameters(file: Path) -> int:

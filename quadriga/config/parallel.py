@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quadriga.config.model_shape import find_model_folder, read_heads
+from quadriga.config.model_shape import describe
 from quadriga.config.typed import Problems
 
 SEQUENCE_KEY = "ulysses_sequence_parallel_size"
@@ -29,7 +29,10 @@ def report_parallel(section: str, workers: int, sharing: int, copy: int, path: s
             f"{key}={sharing} does not divide the {workers} workers of {section}",
             f"set it to {_nearest_divisors(workers, sharing)}",
         )
-    elif (heads := read_heads(find_model_folder(path))) and (problem := heads_problem(sharing, *heads)):
+        return
+    described = describe(path)
+    heads: int = described.get("num_attention_heads") or 0  # 0: not known here
+    if heads and (problem := heads_problem(sharing, heads, described.get("num_key_value_heads") or heads)):
         problems.add(f"{key}={sharing} {problem[0]}", problem[1])
 
 

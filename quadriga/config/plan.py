@@ -5,7 +5,6 @@ Nothing is started and no heavy library is loaded.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from quadriga.config.needs import (
 from quadriga.config.placement import placement_of
 from quadriga.config.savings import savings
 from quadriga.config.schema import Config
+from quadriga.host import usable_memory
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Plan:
                 f"the training set has {self.train_rows} rows, fewer than one step of {self.prompts} prompts: "
                 f"set data.train_batch_size={self.train_rows} or less"
             )
-        host = _host_memory()
-        if self.device == "cpu" and host is not None and len(next(iter(self.pools.values())).slots_per_node) == 1:
+        host = usable_memory()[0]
+        if self.device == "cpu" and len(next(iter(self.pools.values())).slots_per_node) == 1:
             needed = sum(m.peak[1] * self.pools[m.pool].slots_per_node[0] for m in self.memory)
             if needed > host:
                 found.append(
@@ -205,13 +205,6 @@ def _pools(config: Config) -> dict[str, Pool]:
         )
         for name, sizes in placement.pools.items()
     }
-
-
-def _host_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def format_bytes(size: float) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from quadriga.config.model_shape import find_model_folder
+from quadriga.config.model_shape import describe
 from quadriga.config.placement import Placement, placement_of
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems
@@ -31,7 +30,8 @@ def _slots(placement: Placement) -> list[int]:
 def _impossible(config: Config) -> Iterator[tuple[str, str]]:
     rollout = config.actor_rollout_ref.rollout
     size, placement = rollout.tensor_model_parallel_size, placement_of(config)
-    slots, described = _slots(placement), _described(config.actor_rollout_ref)
+    model = config.actor_rollout_ref.model
+    slots, described = _slots(placement), describe(model.path, model.override_config)
     heads: int = described.get("num_attention_heads") or 0  # 0: not known here
     kv_heads: int = described.get("num_key_value_heads") or heads
 
@@ -52,7 +52,7 @@ def _impossible(config: Config) -> Iterator[tuple[str, str]]:
     elif not fits_heads(size):
         yield (
             f"{KEY}={size} does not share out {heads} attention heads and {kv_heads} key and value heads of the model at "
-            f"{config.actor_rollout_ref.model.path} (key and value heads may be repeated a whole number of times)",
+            f"{model.path} (key and value heads may be repeated a whole number of times)",
             f"set {KEY}={nearest}",
         )
     if described and (why := unplanned(described.get("model_type"))):
@@ -85,17 +85,3 @@ def unplanned(model_type: Any) -> str:
         return "transformers has no tensor parallel plan for them"
     unknown = sorted({style for style in plan.values() if style not in STYLES and not style.startswith("replicated")})
     return f"their plan has parts of the kind {', '.join(unknown)}" if unknown else ""
-
-
-def _described(policy: Any) -> dict[str, Any]:
-    """config.json of the policy with `override_config`, where the model lies on this machine."""
-    folder = find_model_folder(policy.model.path)
-    if folder is None:
-        return {}
-    try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # whoever loads the model says what is wrong with it
-    names = {"n_head": "num_attention_heads"}
-    flat = {**described, **described.get("text_config", {}), **policy.model.override_config}
-    return {names.get(name, name): value for name, value in flat.items()}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quadriga.algorithms.aggregate import Aggregation, count_tokens_and_sequences
+from quadriga.config.experts import no_routers
 from quadriga.config.parallel import SEQUENCE_KEY, heads_problem
 from quadriga.config.schema_models import FSDPConfig, OptimConfig
 from quadriga.engine.gradients import gradient_norm, keep_narrow, scale_gradients
@@ -117,6 +118,8 @@ class TrainingEngine:
         self.sequence = _sequence_parallel(model, sequence_parallel)
         self.router_aux_loss_coef = router_aux_loss_coef
         self.routers = RouterWatch(model if optim is not None and isinstance(model, PolicyModel) else nn.Module())
+        if router_aux_loss_coef and optim is not None and not self.routers.routers:
+            raise ConfigError(*no_routers(type(model.huggingface).__name__))
         if gradient_checkpointing:
             model.huggingface.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model: TokenModel = shard(model, self.device, self.fsdp)
@@ -255,7 +258,10 @@ class TrainingEngine:
             totals = self._with_budget(run, sizes, max_tokens, max_rows, self.budget)
             metrics = self._sum_metrics(totals)
             metrics |= self._apply_gradients(data)
-        return metrics | {"micro_batches": float(parts_used), "token_budget": float(self.budget.of(max_tokens))}
+        return metrics | {
+            "micro_batches": float(parts_used),
+            "token_budget": float(self._agreed(self.budget.of(max_tokens))),
+        }
 
     def end_step(self) -> float:
         """Advance the learning-rate schedule: once per trainer step, whatever the number of mini-batches in it."""
@@ -300,18 +306,18 @@ class TrainingEngine:
         result = loss_fn(unpacked, micro, counts)
         if not (isinstance(result, tuple) and len(result) == 2 and getattr(result[0], "ndim", None) == 0):
             raise DataError("the loss function did not return a scalar tensor and metrics", "return (loss, metrics)")
-        return self._with_routers(*result, micro, counts) if self.routers.routers else result
+        if not self.routers.routers:
+            return result
+        share = micro["response_mask"].sum() / max(1, counts.num_tokens)
+        return self._with_routers(*result, share, packed.input_ids.shape[1] - packed.filler)
 
     def _with_routers(
-        self, loss: Tensor, metrics: dict[str, Tensor], micro: dict[str, Tensor], counts: BatchCounts
+        self, loss: Tensor, metrics: dict[str, Tensor], share: Tensor, tokens: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss with that of the experts' load, and the routers' figures: shares by the tokens that are learnt from."""
-        share = micro["response_mask"].sum() / max(1, counts.num_tokens)
-        balance, figures = self.routers.balance()
+        """The loss with that of the experts' load, and the routers' figures: `share` by the tokens that are learnt from."""
+        balance, figures = self.routers.balance(tokens, self.sequence)
         if self.router_aux_loss_coef:
-            # Ranks that share sequences have each seen a part of the tokens, and their gradients add up.
-            shared_by = 1 if self.sequence is None else self.sequence.size
-            loss = loss + self.router_aux_loss_coef * share / shared_by * balance
+            loss = loss + self.router_aux_loss_coef * share * balance
         figures = {name: value if name.endswith("_max") else share * value for name, value in figures.items()}
         return loss, metrics | figures | {"router_aux_loss": share * balance.detach()}
 
@@ -414,6 +420,12 @@ class TrainingEngine:
         unpacked = _unpack(packed, values, arguments)
         return unpacked if self.sequence is None else self.sequence.whole(unpacked)
 
+    def _agreed(self, budget: int) -> int:
+        """Ranks that share rows must cut them alike, but each finds `auto` by the memory of its own device: the smallest counts."""
+        if self.sequence is None:
+            return budget
+        return int(smallest_over_ranks(torch.tensor(budget, device=self.device)))
+
     def _with_budget(
         self,
         run: Callable[[list[list[int]]], dict[str, Tensor]],
@@ -428,7 +440,7 @@ class TrainingEngine:
         """
         while True:
             shared_by = 1 if self.sequence is None else self.sequence.size
-            budget = limit.of(max_tokens) * shared_by
+            budget = self._agreed(limit.of(max_tokens)) * shared_by
             own = plan_micro_batches(sizes, budget, max_rows)
             parts = plan_micro_batches(sizes, budget, max_rows, at_least=max_over_ranks(len(own), self.device))
             try:

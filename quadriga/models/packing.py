@@ -35,6 +35,7 @@ class PackedRows:
         last_tokens: `[rows with tokens]` index in the stream of each row's last token.
         nonempty_rows: `[rows with tokens]` which rows these are.
         shape: `(B, R)`.
+        filler: so many tokens at the end belong to no row.
     """
 
     input_ids: Tensor
@@ -46,6 +47,7 @@ class PackedRows:
     last_tokens: Tensor
     nonempty_rows: Tensor
     shape: tuple[int, int]
+    filler: int = 0
 
     def to(self, device: torch.device | str) -> PackedRows:
         def move(tensor: Tensor) -> Tensor:

@@ -9,15 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quadriga.models.sequence_parallel import SequenceParallel
 
-class RouterWatch:
-    """Sees the choices of all routers of a model, while it is asked to.
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of `model`, in the order of its layers.
 
     transformers' routers are modules of their own that give logits, weights and chosen experts of each token.
     """
+    return [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+
+
+class RouterWatch:
+    """Sees the choices of all routers of a model, while it is asked to."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.routers = [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+        self.routers = routers_of(model)
         self._seen: list[tuple[Tensor, Tensor]] | None = None
         for router in self.routers:
             router.register_forward_hook(self._see)
@@ -35,24 +42,41 @@ class RouterWatch:
         if self._seen is not None and isinstance(told, tuple) and len(told) == 3:
             self._seen.append((told[0], told[2]))
 
-    def balance(self) -> tuple[Tensor, dict[str, Tensor]]:
+    def balance(self, tokens: int, shared_with: SequenceParallel | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The auxiliary loss of the watched pass, with gradient, and figures of it.
 
         The loss is experts · Σ_e (part of the tokens that chose e) · (mean probability of e), the mean over layers: the number
         of experts a token has if all are chosen alike, more if not.
+
+        Args:
+            tokens: so many tokens of the pass are of rows; what follows fills up the stream.
+            shared_with: the ranks that have the other parts of the stream. The values are those of the whole stream on every
+                rank; the gradient is that of the own tokens, and those of all ranks add up.
         """
+        own = [_sums(logits[:tokens], chosen[:tokens]) for logits, chosen in self._last]
+        whole = torch.cat([sums.detach() for sums in own])
+        if shared_with is not None:
+            whole = shared_with.add_up(whole)
         losses, figures = [], []
-        for logits, chosen in self._last:
-            experts = logits.shape[-1]
-            probabilities = logits.float().softmax(-1)
-            load = torch.zeros(experts, device=logits.device)
-            load.index_add_(0, chosen.flatten(), torch.ones(chosen.numel(), device=logits.device))
-            load /= max(1, logits.shape[0])
-            losses.append(experts * (load * probabilities.mean(0)).sum())
-            own = probabilities.detach()
-            entropy = -(own * own.clamp_min(1e-9).log()).sum(-1).mean()
+        for mine, everyones in zip(own, whole.split([len(sums) for sums in own]), strict=True):
+            experts = (len(mine) - 2) // 2
+            all_tokens = everyones[-1].clamp_min(1)
+            load, mean = everyones[:experts] / all_tokens, everyones[experts:-2] / all_tokens
+            mine = mine[experts:-2] / all_tokens
+            losses.append(experts * (load * (mean + (mine - mine.detach()))).sum())
             uneven = load.max() * experts / load.sum().clamp_min(1e-9)
-            figures.append(torch.stack([entropy, (load == 0).float().mean(), uneven]))
+            figures.append(torch.stack([everyones[-2] / all_tokens, (load == 0).float().mean(), uneven]))
         loss, table = torch.stack(losses).mean(), torch.stack(figures)
         means = table.mean(0)
         return loss, {"router_entropy": means[0], "router_idle": means[1], "router_load_max": table[:, 2].max()}
+
+
+def _sums(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Over the tokens of `logits[T, experts]`: choices of each expert, probability of each (with gradient), entropy, tokens."""
+    probabilities = logits.float().softmax(-1)
+    choices = torch.zeros(logits.shape[-1], device=logits.device)
+    choices.index_add_(0, chosen.flatten(), torch.ones(chosen.numel(), device=logits.device))
+    known = probabilities.detach()
+    entropy = -(known * known.clamp_min(1e-9).log()).sum()
+    count = torch.tensor(float(len(logits)), device=logits.device)
+    return torch.cat([choices, probabilities.sum(0), torch.stack([entropy, count])])

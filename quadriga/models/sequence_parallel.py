@@ -88,6 +88,7 @@ class SequenceParallel:
         return replace(
             packed,
             input_ids=ids[:, start:end],
+            filler=min(share, max(0, end - length)),
             position_ids=positions[:, start:end],
             layout=layout,
             predictors=packed.predictors[own] - start,
@@ -102,9 +103,13 @@ class SequenceParallel:
 
         The gradient goes to this rank's own alone.
         """
-        others = values.detach().clone()
-        dist.all_reduce(others, group=self.group)
+        others = self.add_up(values.detach().clone())
         return values + (others - values.detach())  # exact: one of the two is 0 everywhere
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over the ranks that share, in place; without a gradient."""
+        dist.all_reduce(values, group=self.group)
+        return values
 
     # ---- attention ---------------------------------------------------------------------------------------------------
 

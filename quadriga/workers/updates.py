@@ -12,6 +12,7 @@ from quadriga.accelerator import device_module
 from quadriga.config.memory import with_checkpointing
 from quadriga.config.needs import uses_token_budget
 from quadriga.config.schema import Config
+from quadriga.host import usable_memory
 from quadriga.protocol import DataProto
 
 NO_LIMIT = 1 << 40
@@ -51,16 +52,20 @@ def local_world_size() -> int:
 
 
 def recomputes_activations(config: Config, role: str, device: str, slots_here: int) -> bool:
-    """What `enable_gradient_checkpointing` comes to for `actor` or `critic` in this worker; `auto` asks for its device's memory.
+    """What `enable_gradient_checkpointing` comes to for `actor` or `critic`; `auto` asks for the memory of the smallest device of
+    all ranks, so that all decide alike: a rank that recomputes alone would wait for the others in a layer's collectives.
 
     Args:
         slots_here: workers that share the memory of a CPU.
     """
+    from quadriga.engine.sharding import smallest_over_ranks
+
+    where = torch.device(device)
     if device == "cpu":
-        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, slots_here)
+        own = usable_memory()[0] // max(1, slots_here)
     else:
-        where = torch.device(device)
-        capacity = device_module(where).get_device_properties(where).total_memory
-    decided = with_checkpointing(config, torch.device(device).type, capacity)
+        own = device_module(where).get_device_properties(where).total_memory
+    capacity = int(smallest_over_ranks(torch.tensor(own, device=where)))
+    decided = with_checkpointing(config, where.type, capacity)
     model = decided.actor_rollout_ref.model if role == "actor" else decided.critic.model
     return bool(model.enable_gradient_checkpointing)

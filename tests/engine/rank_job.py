@@ -19,6 +19,7 @@ from quadriga.config import load_config
 from quadriga.config.schema_models import FSDPConfig
 from quadriga.engine import TrainingEngine
 from quadriga.engine.weights import host_state_dict
+from quadriga.workers import updates
 from quadriga.workers.losses import actor_loss
 from quadriga.workers.mini_batch_view import MiniBatchView
 
@@ -74,6 +75,15 @@ WHOLE_MINI_BATCH = {
 }
 
 
+def recomputes_by_rank(rank: int, world: int) -> list[bool]:
+    """Whether each rank recomputes activations by itself; the last one has much less memory than the others."""
+    config = config_of(actor_rollout_ref={"model": {"enable_gradient_checkpointing": "auto"}})
+    updates.usable_memory = lambda: (1 << 20 if 0 < rank == world - 1 else 1 << 50, 0)
+    decided = [False] * world
+    dist.all_gather_object(decided, updates.recomputes_activations(config, "actor", "cpu", 1))
+    return decided
+
+
 def run_rank(rank: int, world: int, port: int, path: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -114,6 +124,7 @@ def run_rank(rank: int, world: int, port: int, path: str) -> None:
     clipped = TrainingEngine(tiny_policy(), optim=sgd_like(1e-4), grad_clip=0.01)
     results["clipped"] = clipped.train_mini_batch(even, ppo_loss(), 17, with_entropy=True)
     results["clipped gradients"] = gradients(clipped)
+    results["recomputes"] = recomputes_by_rank(rank, world)
     if rank == 0:
         torch.save(results, path)
     dist.destroy_process_group()

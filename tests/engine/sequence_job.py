@@ -16,6 +16,8 @@ import torch.multiprocessing as mp
 import transformers
 from engine_cases import VOCABULARY, critic_loss, gradients, mini_batch, ppo_loss, sgd_like, tiny_causal_lm, tiny_critic
 
+from test_experts import policy as experts
+
 from quadriga.config.schema_models import FSDPConfig
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
@@ -58,6 +60,9 @@ def cases(size: int, fsdp: FSDPConfig) -> dict[str, tuple[Any, Any, Any, int]]:
         "checkpointing": (policy(True), ppo_loss("token-mean"), rows, 40),
         "windows and capped scores": (windowed(), ppo_loss("token-mean"), groups, 80),
         "critic": (tiny_critic(), critic_loss, rows, 40),
+        "budgets that differ": (policy(), ppo_loss("token-mean"), rows, 40),
+        "experts": (experts("qwen3_moe"), ppo_loss("token-mean"), groups, 4000),
+        "experts, evened": (experts("qwen3_moe"), ppo_loss("token-mean"), groups, 4000),
     }
 
 
@@ -74,8 +79,17 @@ def run_rank(rank: int, world: int, size: int, fsdp_size: int, port: int, path: 
     for name, (model, loss_fn, rows, budget) in cases(size, fsdp).items():
         share = rows.chunk(world)[rank]
         is_critic = name == "critic"
-        engine = TrainingEngine(model, optim=sgd_like(1e-4), fsdp=fsdp, grad_clip=None, sequence_parallel=size)
-        each = budget // size
+        engine = TrainingEngine(
+            model,
+            optim=sgd_like(1e-4),
+            fsdp=fsdp,
+            grad_clip=None,
+            sequence_parallel=size,
+            router_aux_loss_coef=1.0 if name == "experts, evened" else 0.0,
+        )
+        each: Any = budget // size
+        if name == "budgets that differ":
+            engine.budget.auto, each = each + 7 * rank // size, "auto"  # as on devices with more free memory
         told = engine.values(share, each) if is_critic else engine.log_probs(share, 1.0, each)[0]
         metrics = engine.train_mini_batch(share, loss_fn, each, with_entropy=not is_critic)
         gathered = [told] * world

@@ -75,6 +75,12 @@ def test_the_norm_that_clips_is_that_of_the_whole_gradient(results, world):
     assert total == pytest.approx(0.01, rel=1e-3)
 
 
+def test_ranks_recompute_activations_all_or_none(results):
+    assert results[1]["recomputes"] == [False]
+    assert results[2]["recomputes"] == [True] * 2, "the smallest device decides for all"
+    assert results[4]["recomputes"] == [True] * 4
+
+
 @pytest.mark.parametrize("world", [1, 4])
 def test_whole_weights_have_the_names_and_shapes_of_the_hugging_face_model(results, world):
     weights = results[world]["policy"]["weights"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 import transformers
-from engine_cases import VOCABULARY, mini_batch, ppo_loss
+from engine_cases import VOCABULARY, mini_batch, ppo_loss, tiny_policy
 
 from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import TrainingEngine
+from quadriga.errors import ConfigError
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.policy import PolicyModel
 
@@ -38,10 +41,35 @@ def train(engine: TrainingEngine, steps: int, budget: int = 1000) -> list[dict[s
     return [engine.train_mini_batch(mini_batch(), ppo_loss(), budget, with_entropy=True) for _ in range(steps)]
 
 
+class Calls(torch.overrides.TorchFunctionMode):
+    """Counts the calls of torch's functions, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count[getattr(function, "__name__", "")] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_are_computed_grouped_not_one_by_one(family):
+    engine = TrainingEngine(policy(family))
+    with Calls() as calls:
+        engine.log_probs(mini_batch(), 1.0, 1000)
+    grouped = sum(count for name, count in calls.count.items() if "grouped_mm" in name)
+    assert grouped == 2 * SHAPE["num_hidden_layers"], "into the experts' width and back, once a layer"
+
+
+def test_a_loss_of_routers_that_a_model_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match="router_aux_loss_coef"):
+        TrainingEngine(tiny_policy(), optim=OptimConfig(), router_aux_loss_coef=0.1)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mixture_of_experts_trains_and_tells_of_its_routers(family):
     model = policy(family)
-    assert model.huggingface.config._experts_implementation == "grouped_mm", "one product for all experts, no loop"
     told = train(TrainingEngine(model, optim=OptimConfig(lr=1e-2, name="adamw")), 8)
     assert told[-1]["loss"] < told[0]["loss"]
     first = told[0]

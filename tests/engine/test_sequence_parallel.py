@@ -24,9 +24,19 @@ CASES = [
     "checkpointing",
     "windows and capped scores",
     "critic",
+    "budgets that differ",
+    "experts",
+    "experts, evened",
     "scores",
 ]
-SEVERAL = [layout for layout in LAYOUTS if layout[0] > 1]
+EVENED = "experts, evened"
+"""An auxiliary loss depends on which tokens are in a micro-batch together: on which rows a set of ranks has."""
+PAIRS = [
+    (case, layout)
+    for case in CASES
+    for layout in LAYOUTS
+    if layout[0] > 1 and (case != EVENED or layout[0] == layout[1])
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +50,7 @@ def results(tmp_path_factory):
     return {layout: torch.load(folder / "-".join(map(str, layout))) for layout in LAYOUTS}
 
 
-@pytest.mark.parametrize("layout", SEVERAL)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "layout"), PAIRS)
 def test_gradients_are_those_of_one_rank(results, case, layout):
     ours, expected = results[layout][case]["gradients"], results[1, 1, -1][case]["gradients"]
     assert ours.keys() == expected.keys()
@@ -50,16 +59,17 @@ def test_gradients_are_those_of_one_rank(results, case, layout):
     assert max(float(g.abs().max()) for g in expected.values()) > 1e-3, "else there is nothing to compare"
 
 
-@pytest.mark.parametrize("layout", SEVERAL)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "layout"), PAIRS)
 def test_metrics_are_those_of_one_rank(results, case, layout):
     ours, expected = results[layout][case]["metrics"], results[1, 1, -1][case]["metrics"]
+    same_rows_together = layout[0] == layout[1]
     for name in expected.keys() - {"micro_batches", "token_budget"}:
+        if name.startswith("router") and not same_rows_together:
+            continue
         assert ours[name] == pytest.approx(expected[name], abs=2e-6), name
 
 
-@pytest.mark.parametrize("layout", SEVERAL)
-@pytest.mark.parametrize("case", CASES[:-1])
+@pytest.mark.parametrize(("case", "layout"), [pair for pair in PAIRS if pair[0] != "scores"])
 def test_log_probs_and_values_are_those_of_one_rank(results, case, layout):
     torch.testing.assert_close(results[layout][case]["tokens"], results[1, 1, -1][case]["tokens"], atol=1e-5, rtol=1e-5)
 

@@ -13,60 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quadriga.commands.doctor.check import Finding, Options, Status
-
-# ---- The CPU and memory limits a container or job scheduler puts on this process (control groups, versions 1 and 2)
-
-
-UNLIMITED_BYTES = 2**60
-"""Version 1 writes a number near 2**63 for "no limit"."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """None means no limit."""
-
-    cpus: float | None
-    memory_bytes: int | None
-
-
-def read_limits(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Limits:
-    """The tightest limit found in the groups of this process and in all groups above them."""
-    cpus: list[float] = []
-    memory: list[int] = []
-    for folder in _folders(root, membership):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
-        quota = quota or _text(folder / "cpu.cfs_quota_us")
-        period = period or _text(folder / "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal():  # "max" and "-1" both mean no quota
-            cpus.append(int(quota) / int(period))
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _text(folder / name)
-            if limit.isdecimal() and int(limit) < UNLIMITED_BYTES:
-                memory.append(int(limit))
-    return Limits(min(cpus, default=None), min(memory, default=None))
-
-
-def _folders(root: Path, membership: Path) -> Iterator[Path]:
-    """Every group folder from the process's own up to the mount points.
-
-    Inside a container the listed path may be the host's and not exist here; the walk then still meets the mount point,
-    which shows the container's own group.
-    """
-    for line in _text(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        for mount in {root / name for name in (controllers, *controllers.split(","))}:
-            folder = mount / path.lstrip("/")
-            while folder != root.parent and folder.is_relative_to(mount):
-                yield folder
-                folder = folder.parent
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
+from quadriga.host import Limits, memory_of_machine, read_limits, usable_cores
 
 # ---- CPU cores, memory, open files and the memory allocator
 
@@ -80,29 +27,13 @@ TOO_FEW_OPEN_FILES = 512
 
 def check_machine(options: Options) -> list[Finding]:
     limits = read_limits()
-    total, available = memory_bytes()
+    total, available = memory_of_machine()
     return [
         judge_cpus(usable_cores(), limits, options.env, os.getloadavg()[0]),
         judge_memory(total, available, limits),
         judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         judge_allocator(options.env, find_tcmalloc()),
     ]
-
-
-def usable_cores() -> int:
-    """Cores this process may be scheduled on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_bytes() -> tuple[int, int]:
-    """(total, available) of the machine, whatever the control group says."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("MemAvailable:"):
-                return total, int(line.split()[1]) * 1024
-    return total, total
 
 
 def judge_cpus(cores: int, limits: Limits, env: Mapping[str, str], load: float = 0.0) -> Finding:
@@ -179,7 +110,7 @@ def check_storage(options: Options) -> list[Finding]:
     ]
     if sys.platform == "linux":
         limit = read_limits().memory_bytes
-        memory = min(memory_bytes()[0], limit or sys.maxsize)
+        memory = min(memory_of_machine()[0], limit or sys.maxsize)
         findings.insert(0, judge_shared_memory(free_bytes(SHARED_MEMORY), memory))
     return findings
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from quadriga.accelerator import free_memory
 from quadriga.errors import ConfigError
+from quadriga.host import usable_memory
 from quadriga.rollout.native.kv_cache import CacheShape
 
 UNSUPPORTED_FIX = (
@@ -86,10 +85,4 @@ def fitting_blocks(shape: CacheShape, wanted: int, memory_fraction: float, shard
 
 def _free_bytes(device: torch.device) -> int:
     """Memory that could be allocated on `device` now; what the system caches of files counts as free."""
-    if device.type != "cpu":
-        return free_memory(device)
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-        return int(fields["MemAvailable"].split()[0]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return usable_memory()[1] if device.type == "cpu" else free_memory(device)

@@ -8,7 +8,6 @@ import pytest
 
 from quadriga.commands.doctor.machine import (
     GIB,
-    Limits,
     free_bytes,
     judge_allocator,
     judge_cpus,
@@ -17,52 +16,10 @@ from quadriga.commands.doctor.machine import (
     judge_memory,
     judge_open_files,
     judge_shared_memory,
-    read_limits,
 )
+from quadriga.host import Limits
 
 NO_LIMITS = Limits(None, None)
-
-
-def write_tree(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def test_cgroup_v2_takes_the_tightest_limit_on_the_way_up(tmp_path: Path) -> None:
-    files = {
-        "cg/job/cpu.max": "max 100000\n",
-        "cg/job/memory.max": f"{8 * GIB}\n",
-        "cg/job/step/cpu.max": "150000 100000\n",
-        "cg/job/step/memory.max": "max\n",
-        "self": "0::/job/step\n",
-    }
-    write_tree(tmp_path, files)
-    assert read_limits(tmp_path / "cg", tmp_path / "self") == Limits(1.5, 8 * GIB)
-
-
-def test_cgroup_v1_in_a_container_whose_listed_path_is_the_hosts(tmp_path: Path) -> None:
-    files = {
-        "cg/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
-        "cg/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
-        "cg/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        "self": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
-    }
-    write_tree(tmp_path, files)
-    assert read_limits(tmp_path / "cg", tmp_path / "self") == Limits(0.5, 2 * GIB)
-
-
-def test_cgroup_without_limits_or_without_cgroups_is_unlimited(tmp_path: Path) -> None:
-    files = {
-        "cg/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "cg/cpu/cpu.cfs_quota_us": "-1\n",
-        "cg/cpu/cpu.cfs_period_us": "100000\n",
-        "self": "4:memory:/\n1:cpu:/\n",
-    }
-    write_tree(tmp_path, files)
-    assert read_limits(tmp_path / "cg", tmp_path / "self") == NO_LIMITS
-    assert read_limits(tmp_path / "nowhere", tmp_path / "nothing") == NO_LIMITS
 
 
 def test_cpu_quota_below_the_cores_asks_for_fewer_threads_until_they_are_set() -> None:
