@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import transformers
 from engine_cases import VOCABULARY, critic_loss, gradients, mini_batch, ppo_loss, sgd_like, tiny_causal_lm, tiny_critic
-
 from test_experts import policy as experts
 
 from quadriga.config.schema_models import FSDPConfig

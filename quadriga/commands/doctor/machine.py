@@ -9,7 +9,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from quadriga.commands.doctor.check import Finding, Options, Status
