@@ -18,7 +18,7 @@ STATE_STYLES = {"running": "green", "stalled": "yellow", "finished": "blue", "in
 def list_runs(argv: Sequence[str]) -> int:
     """`quadriga runs`: one line a run, the newest first."""
     options = runs_parser().parse_args(argv)
-    catalog, now = Catalog(_roots(options)), time.time()
+    catalog, now = Catalog(roots_of(options)), time.time()
     runs = sorted(catalog.look(), key=lambda run: run.updated, reverse=True)
     rows = [run.row(now) | {"spark": run.spark_line()} for run in runs]
     rows = [row for row in rows if not options.state or row["state"] == options.state]
@@ -38,7 +38,7 @@ def list_runs(argv: Sequence[str]) -> int:
 def compare(argv: Sequence[str]) -> int:
     """`quadriga compare A B …`: what was set differently, and what came of it."""
     options = compare_parser().parse_args(argv)
-    catalog = Catalog(_roots(options))
+    catalog = Catalog(roots_of(options))
     runs = [catalog.find(name) for name in options.runs]
     from quadriga.dashboard.configuration import config_table
     from quadriga.dashboard.metrics import Metrics
@@ -65,7 +65,7 @@ def compare(argv: Sequence[str]) -> int:
 def show_samples(argv: Sequence[str]) -> int:
     """`quadriga samples RUN --step N`: what was asked and answered."""
     options = samples_parser().parse_args(argv)
-    run = Catalog(_roots(options)).find(options.run)
+    run = Catalog(roots_of(options)).find(options.run)
     from quadriga.dashboard.configuration import max_response_length
     from quadriga.dashboard.samples import Query, sample_page, sample_steps
 
@@ -205,8 +205,12 @@ def _parser(command: str, description: str, examples: str) -> argparse.ArgumentP
         description=description,
         epilog=f"examples:\n{examples}",
     )
-    parser.add_argument("--root", action="append", help="folder with runs (outputs); may be given several times")
+    add_root(parser)
     return parser
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", action="append", help="folder with runs (outputs); may be given several times")
 
 
 def runs_parser() -> argparse.ArgumentParser:

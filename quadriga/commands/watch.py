@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from quadriga.dashboard.catalog import Catalog, Run
+from quadriga.commands.runs import add_root, roots_of
+from quadriga.dashboard.catalog import RUN_KINDS, Catalog, Run
+from quadriga.dashboard.configuration import schema_of
 from quadriga.dashboard.files import Unreadable, open_inside, parse_line, read_lines
 from quadriga.errors import QuadrigaError
 
@@ -19,7 +20,7 @@ OBEYED_WITHIN_S = 600.0
 def watch(argv: Sequence[str]) -> int:
     """`quadriga watch RUN`: the live panel of a run that was started elsewhere, until it ends."""
     options = watch_parser().parse_args(argv)
-    run = Catalog([Path(options.root).expanduser()]).find(options.run)
+    run = Catalog(roots_of(options)).find(options.run)
     from quadriga.tracking.console import LiveView
 
     follower = Follower(run)
@@ -54,7 +55,7 @@ class Follower:
             known = {name: status[name] for name in names if status.get(name) is not None}
             where = {"run_directory": str(self._run.path), "start_step": status.get("start_step") or 0}
             events.append({"kind": "start", "time": status.get("started") or 0.0, **known, **where})
-        happened = [e for e in self._lines("events.jsonl") if e.get("kind") in ("message", "alarm", "steered")]
+        happened = [e for e in self._lines("events.jsonl") if e.get("kind") in ("message", "alarm", "steered", "restart")]
         steps = [
             {"kind": "step", "time": line.get("time") or 0.0, "step": line["step"], "metrics": _numbers(line)}
             for line in self._lines("metrics.jsonl")
@@ -89,8 +90,11 @@ def tell(argv: Sequence[str]) -> int:
     options = tell_parser().parse_args(argv)
     from quadriga.tracking import steering
 
-    command = steering.parse_command(options.words)
-    run = Catalog([Path(options.root).expanduser()]).find(options.run)
+    run = Catalog(roots_of(options)).find(options.run)
+    schema = schema_of(run.kind)
+    if schema is None:
+        raise QuadrigaError(f"{run.name} is an evaluation: it cannot be told anything", "end it with Ctrl-C")
+    command = steering.parse_command(options.words, schema)
     state = run.state(time.time())
     if state not in ("running", "stalled"):
         raise QuadrigaError(f"{run.name} is not running: it is {state}", "a run can be told something while it lives")
@@ -104,10 +108,9 @@ def tell(argv: Sequence[str]) -> int:
         return 0
     deadline = time.monotonic() + OBEYED_WITHIN_S
     while time.monotonic() < deadline:
-        done = [c for c in steering.read_commands(run.path / "steering" / "obeyed.jsonl") if c.id == sent.id]
-        if done:
-            print(f"step {done[0].step}: {done[0].result}")
-            return 0
+        if done := steering.was_obeyed(run.path, sent):
+            print(f"step {done.step}: {done.result}")
+            return 1 if done.result.startswith(steering.NOT_DONE) else 0
         run.refresh()
         if run.state(time.time()) not in ("running", "stalled"):
             raise QuadrigaError(f"{run.name} ended before it heard", "look at it with `quadriga runs`")
@@ -122,6 +125,17 @@ def _numbers(line: dict[str, Any]) -> dict[str, float | None]:
     return {k: v for k, v in line.items() if k not in ("step", "time") and (v is None or isinstance(v, (int, float)))}
 
 
+def _settable() -> dict[tuple[str, ...], list[str]]:
+    """Keys that can be set → kinds of runs that have these."""
+    from quadriga.tracking.steering import SETTABLE
+
+    found: dict[tuple[str, ...], list[str]] = {}
+    for kind in RUN_KINDS:
+        if schema := schema_of(kind):
+            found.setdefault(SETTABLE[schema], []).append(kind)
+    return found
+
+
 def watch_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quadriga watch",
@@ -130,13 +144,11 @@ def watch_parser() -> argparse.ArgumentParser:
         epilog="examples:\n  quadriga watch my_run\n  quadriga watch outputs/quadriga/my_run",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name below the root")
-    parser.add_argument("--root", default="outputs", help="folder with runs (outputs)")
+    add_root(parser)
     return parser
 
 
 def tell_parser() -> argparse.ArgumentParser:
-    from quadriga.tracking.steering import SETTABLE
-
     parser = argparse.ArgumentParser(
         prog="quadriga tell",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -148,10 +160,10 @@ def tell_parser() -> argparse.ArgumentParser:
   quadriga tell quickstart stop
 
 keys that can be set: """
-        + ", ".join(SETTABLE),
+        + "; ".join(f"of {', '.join(kinds)}: {', '.join(keys)}" for keys, kinds in _settable().items()),
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name below the root")
     parser.add_argument("words", nargs="+", metavar="save|validate|stop|set key=value", help="what to do")
-    parser.add_argument("--root", default="outputs", help="folder with runs (outputs)")
+    add_root(parser)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
     return parser

@@ -154,6 +154,7 @@ class SupervisedTrainerConfig:
         "auto", "auto: from the newest complete checkpoint", choices=("auto", "disable", "resume_path")
     )
     resume_from_path: str | None = key(None, "checkpoint folder for resume_mode=resume_path")
+    steering: bool = key(False, "let `quadriga tell` save, validate, stop or change keys of the live run")
     log_freq: int = key(1, "print every so many steps; metrics.jsonl has them all", unit="steps", at_least=1)
     seed: int = key(1, "seed of random weights, of new adapters and, by default, of the row order", at_least=0)
     nccl_timeout: int = key(600, "a collective may take so long", unit="s", at_least=1)

@@ -19,6 +19,7 @@ from quadriga.tracking.run_record import process_mark
 from quadriga.tracking.run_state import MAIN_METRICS
 
 STATES = ("running", "stalled", "finished", "interrupted", "failed")
+RUN_KINDS = ("train", "sft", "rm", "dpo", "eval")
 MARKERS = ("status.json", "metrics.jsonl")
 """A folder with one of these is a run."""
 DEPTH = 4
@@ -71,9 +72,9 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """train, sft, rm, dpo or eval."""
+        """One of `RUN_KINDS`."""
         told = self.status.get("kind")
-        if told in ("train", "sft", "rm", "dpo", "eval"):
+        if told in RUN_KINDS:
             return told
         return "sft" if "train/loss" in self.newest else "train"
 

@@ -196,9 +196,12 @@ class LiveView:
         elif kind == "message":
             return [Text(printable(event["text"]))]
         elif kind == "alarm":
-            return [Text(f"alarm at step {event['step']}: {event['text']}. {event['look']}", "bold yellow")]
+            return [Text(printable(f"alarm at step {event['step']}: {event['text']}. {event['look']}"), "bold yellow")]
+        elif kind == "restart":
+            return [Text(printable(event["text"]), "yellow")]
         elif kind == "steered":
-            return [Text(f"steered after step {event['step']}: {event['command']}: {event['result']}", "cyan")]
+            told = f"steered after step {event['step']}: {event['command']}: {event['result']}"
+            return [Text(printable(told), "cyan")]
         elif kind == "lost":
             return [Text(f"{event['count']:,} events were not shown; metrics.jsonl has every step", "dim")]
         elif kind == "start" and self._live is None:

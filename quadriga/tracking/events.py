@@ -8,6 +8,7 @@ An event is a small dict that survives any transport: `{"kind": …, "time": …
     message   level: "info" or "warning", text
     alarm     step, name, text, look: a detector fired, see `alarms`
     steered   step, command, result: somebody told the run something, see `steering`
+    restart   number, at_most, text: workers have died, and others take their place
     end       status: "finished", "stopped" or "failed"; error: what ended it, where something did
     lost      count: so many events were dropped before they were asked for
 """

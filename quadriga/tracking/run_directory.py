@@ -159,8 +159,13 @@ class RunDirectory:
             wanted: which names to keep besides "step". The lines of a long run are large: who reads them while it goes on
                 keeps few.
         """
-        lines = (values for values, _ in self._lines() if values is not None)
-        return [{sys.intern(k): v for k, v in line.items() if k == "step" or wanted(k)} for line in lines]
+        return list(self.metrics_lines(wanted))
+
+    def metrics_lines(self, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[dict[str, Any]]:
+        """The same, one after the other."""
+        for line, _ in self._lines():
+            if line is not None:
+                yield {sys.intern(k): v for k, v in line.items() if k == "step" or wanted(k)}
 
     def recorded_steps(self) -> set[int]:
         """The steps that have their line."""

@@ -21,11 +21,13 @@ from typing import Any
 from quadriga.atomic_file import write_atomically
 from quadriga.config.changes import keys_set
 from quadriga.tracking.events import Event
-from quadriga.tracking.run_state import RunState
+from quadriga.tracking.run_state import RunState, Validation
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {"Config": "train", "SFTConfig": "sft", "RMConfig": "rm", "DPOConfig": "dpo"}
-_RECORDED = ("start", "message", "alarm", "steered", "end")
+_RECORDED = ("start", "message", "alarm", "steered", "restart", "end")
+RESTART = "restart"
+"""The phase of a run between the end of workers that have died and the start of those that take their place."""
 _UNREMARKABLE = ("trainer.project_name", "trainer.experiment_name", "trainer.default_local_dir")
 WRITE_EVERY_S = 1.0
 HEARTBEAT_S = 5.0
@@ -40,11 +42,15 @@ class RunRecord:
     Args:
         folder: the run directory.
         config: the checked configuration, a dataclass.
+        step: the one that the run goes on after.
+        validations: what it had validated by then.
     """
 
-    def __init__(self, folder: Path, config: Any) -> None:
+    def __init__(
+        self, folder: Path, config: Any, step: int = 0, validations: dict[str, Validation] | None = None
+    ) -> None:
         self._status_file, self._events_file = folder / "status.json", folder / "events.jsonl"
-        self._state = RunState()
+        self._state = RunState(step=step, start_step=step, validations=validations or {})
         self._alarms: dict[str, str] = {}
         self._error = ""
         self._phase_since = self._started = time.time()
@@ -75,7 +81,8 @@ class RunRecord:
             if kind in ("phase", "start"):
                 self._phase_since = event["time"]
             elif kind == "step":
-                self._alarms = {n: t for n, t in self._alarms.items() if event["metrics"].get(f"alarm/{n}")}
+                names = [n.removeprefix("alarm/") for n, v in event["metrics"].items() if n.startswith("alarm/") and v]
+                self._alarms = {n: self._alarms.get(n, "so already before the run was resumed") for n in names}
             elif kind == "alarm":
                 self._alarms[event["name"]] = event["text"]
             elif kind == "end":

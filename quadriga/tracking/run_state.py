@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -70,9 +70,7 @@ class RunState:
     def _take_step(self, event: Event) -> None:
         values: dict[str, float | None] = event["metrics"]
         self.step = event["step"]
-        for source, accuracy in validation_accuracies(values).items():
-            seen = self.validations.setdefault(source, Validation(self.step, accuracy, self.step, accuracy))
-            seen.last_step, seen.last = self.step, accuracy
+        note_validations(self.validations, self.step, values)
         if self.step == 0:  # only a validation: no step has been taken
             self._steps_ended.clear()
         else:
@@ -105,7 +103,14 @@ class RunState:
         }
 
 
-def validation_accuracies(metrics: dict[str, Any]) -> dict[str, float]:
+def note_validations(validations: dict[str, Validation], step: int, metrics: Mapping[str, Any]) -> None:
+    """Take the held-out accuracies of a step in."""
+    for source, accuracy in validation_accuracies(metrics).items():
+        seen = validations.setdefault(source, Validation(step, accuracy, step, accuracy))
+        seen.last_step, seen.last = step, accuracy
+
+
+def validation_accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Held-out accuracy by data source, of those that these metrics hold; with several n, that of the largest."""
     found: dict[str, tuple[int, float]] = {}
     for name, value in metrics.items():

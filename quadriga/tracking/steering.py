@@ -4,7 +4,7 @@ steering/inbox.jsonl    what was asked for, appended by whoever asks
 steering/obeyed.jsonl   what the run did about it, and at the end of which step; appended by the run
 
 The record makes a resumed run the same run: what was set up to its step is set again before it goes on, and what was set in
-steps that come again is set again when they end.
+steps that come again is set again when they end. A value that the resuming command itself changes wins over what was told.
 """
 
 from __future__ import annotations
@@ -16,34 +16,46 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from quadriga.atomic_file import named_disk_errors
+from quadriga.config.no_effect import values_without_effect
 from quadriga.config.schema import Config
+from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.config.typed import all_keys
 from quadriga.errors import ConfigError
 
 WORDS = ("save", "validate", "stop", "set")
+GIVEN = "given"
+"""In the record only: a resuming command gave a key another value than the run had, so what was told of it is over."""
 _ACTOR = "actor_rollout_ref.actor"
-SETTABLE = {
-    f"{_ACTOR}.optim.lr": "actor",
-    f"{_ACTOR}.clip_ratio": "actor",
-    f"{_ACTOR}.clip_ratio_low": "actor",
-    f"{_ACTOR}.clip_ratio_high": "actor",
-    f"{_ACTOR}.entropy_coeff": "actor",
-    f"{_ACTOR}.kl_loss_coef": "actor",
-    "critic.optim.lr": "critic",
-    "critic.cliprange_value": "critic",
-    "trainer.test_freq": "driver",
-    "trainer.save_freq": "driver",
+_SCHEDULE = ("trainer.test_freq", "trainer.save_freq")
+SETTABLE: dict[type, tuple[str, ...]] = {
+    Config: (
+        f"{_ACTOR}.optim.lr",
+        f"{_ACTOR}.clip_ratio",
+        f"{_ACTOR}.clip_ratio_low",
+        f"{_ACTOR}.clip_ratio_high",
+        f"{_ACTOR}.entropy_coeff",
+        f"{_ACTOR}.kl_loss_coef",
+        "critic.optim.lr",
+        "critic.cliprange_value",
+        *_SCHEDULE,
+    ),
+    **{schema: ("optim.lr", *_SCHEDULE) for schema in SCHEMAS.values()},
 }
-"""Keys that can be set while a run goes on → who must hear of it: the driver alone, or a worker group too."""
+"""Configuration → its keys that can be set while a run goes on."""
+NOT_DONE = "not done: "
+"""How the result of a command begins that had no effect."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One thing that a run is told. `step` and `result` are filled in when it has been done."""
+    """One thing that a run is told. `step`, `result` and `started_with` are filled in when it has been done."""
 
     word: str
     key: str = ""
@@ -53,12 +65,37 @@ class Command:
     by: str = ""
     step: int = -1
     result: str = ""
+    started_with: Any = None
+    """The key's value in the configuration that the run was started with."""
 
     def __str__(self) -> str:
-        return f"set {self.key}={self.value}" if self.word == "set" else self.word
+        if self.word == "set":
+            return f"set {self.key}={self.value}"
+        return f"resumed with {self.key}={self.value}" if self.word == GIVEN else self.word
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether the fields have their types: anybody may have written the line."""
+        texts = (self.word, self.key, self.id, self.by, self.result)
+        return all(isinstance(t, str) for t in texts) and isinstance(self.time, (int, float)) and type(self.step) is int
+
+    @property
+    def sets(self) -> bool:
+        return self.word in ("set", GIVEN)
 
 
-def parse_command(words: list[str]) -> Command:
+class Steerable(Protocol):
+    """A trainer that can be told something."""
+
+    step: int
+    config: Any
+    stop_requested: bool
+
+    def set_key(self, key: str, value: Any) -> str:
+        """Another value of a key for those who read it, from the next step on. Returns why that cannot be, else ""."""
+
+
+def parse_command(words: list[str], schema: type = Config) -> Command:
     """The command in the words of a command line. ConfigError: there is no such command, or the value cannot be set."""
     word = words[0] if words else ""
     if word not in WORDS:
@@ -69,21 +106,21 @@ def parse_command(words: list[str]) -> Command:
         return Command(word)
     name, equals, text = words[1].partition("=") if len(words) == 2 else ("", "", "")
     if not equals:
-        raise ConfigError("set takes one key=value", "write set actor.optim.lr=1e-6, for example")
-    keys = [key for key in SETTABLE if key == name or key.endswith(f".{name}")]
+        raise ConfigError("set takes one key=value", "write set optim.lr=1e-6, for example")
+    keys = [key for key in SETTABLE[schema] if key == name or key.endswith(f".{name}")]
     if len(keys) != 1:
-        fix = f"these can be: {', '.join(SETTABLE)}"
+        fix = f"these can be: {', '.join(SETTABLE[schema])}"
         raise ConfigError(f"{name} is {'ambiguous' if keys else 'no key that a live run can change'}", fix)
-    return Command("set", keys[0], _typed(keys[0], text))
+    return Command("set", keys[0], _typed(schema, keys[0], text))
 
 
-def _typed(key: str, text: str) -> Any:
+def _typed(schema: type, key: str, text: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError:
         value = text
     try:
-        return all_keys(Config)[key].typed(key, value)
+        return all_keys(schema)[key].typed(key, value)
     except ValueError as error:
         raise ConfigError(f"{key}={text}: {error}", "give it a value of its type and within its bounds") from None
 
@@ -99,44 +136,62 @@ def tell(run: Path, command: Command) -> Command:
 
 
 class Steering:
-    """The run's side. Without `trainer.steering` it hears nothing and costs nothing.
+    """The run's side. Without `trainer.steering` it hears nothing; what was told before holds all the same.
 
     Args:
-        run: the run directory.
-        enabled: whether the run may be told anything.
-        record: shows a command that was obeyed (`step`, `command`, `result`).
+        run: the run directory; None: another process reads it, and tells this one by `share`.
+        config: as the run was started or resumed, before anything is set.
+        record: shows a command that was obeyed (`step`, `command`, `result`, `by`).
+        say: tells the user something.
+        since: when the run was started or resumed. What was told before, and not heard, is not obeyed now.
+        share: what the process that reads has, in all processes of the run, which call this at the same moments.
     """
 
-    def __init__(self, run: Path, enabled: bool, record: Callable[[dict[str, Any]], None]) -> None:
-        self._inbox, self._obeyed = run / "steering" / "inbox.jsonl", run / "steering" / "obeyed.jsonl"
-        self._enabled, self._record = enabled, record
+    def __init__(
+        self,
+        run: Path | None,
+        config: Any,
+        record: Callable[[dict[str, Any]], None],
+        say: Callable[[str], None],
+        since: float = 0.0,
+        share: Callable[[list[Command]], list[Command]] = lambda commands: commands,
+    ) -> None:
+        self._folder = None if run is None else run / "steering"
+        self._schema, self._enabled = type(config), config.trainer.steering
+        self._given = {key: _value(config, key) for key in SETTABLE[self._schema]}
+        self._record, self._say, self._since, self._share = record, say, since, share
         self._wanted: set[str] = set()
-        self._past = read_commands(self._obeyed) if enabled else []
+        self._past = share([] if self._folder is None else self._obeyed_before(self._folder))
         """What was done before this process took over; those of steps that come again are done again."""
-        self._known = {command.id for command in self._past}
         self._offset = 0
 
-    def go_on_after(self, step: int, trainer: Any) -> None:
-        """The run is resumed after `step`: what was set until then is set again."""
-        for command in self._past:
-            if command.word == "set" and command.step <= step:
-                _set(trainer, command)
+    def go_on_after(self, trainer: Steerable) -> None:
+        """The run is resumed after `trainer.step`: what was set until then is set again, unless a new value is given."""
+        step = trainer.step
+        for key in dict.fromkeys(command.key for command in self._past if command.sets):
+            own = [command for command in self._past if command.key == key]
+            given_before = [c.value for c in own if c.word == GIVEN and c.step <= step]
+            if self._given[key] != (given_before[-1] if given_before else own[0].started_with):
+                self._forget(Command(GIVEN, key, self._given[key], step=step), own)
+                continue
+            done = [command for command in own if command.step <= step]
+            for command in done:
+                self._set(trainer, command)
+            if done and done[-1].word == "set":
+                self._say(f"{key}={done[-1].value}, as told after step {done[-1].step}")
         self._past = [command for command in self._past if command.step > step]
 
-    def obey(self, trainer: Any) -> None:
-        """At the end of a step, before validation and checkpoint: do what was asked for since the last one.
-
-        `trainer` has `step`, `config`, `crew` with the groups `actor` and `critic`, and `stop_requested`.
-        """
-        if not self._enabled:
-            return
+    def obey(self, trainer: Steerable) -> None:
+        """At the end of a step, before validation and checkpoint: do what was asked for since the last one."""
         for command in self._past:  # the run has come this way before; a stop has had its effect
             if command.step == trainer.step and command.word != "stop":
                 self._do(trainer, command)
-        for command in self._new():
-            done = replace(command, step=trainer.step, result=self._do(trainer, command))
-            _append(self._obeyed, done)
-            self._record({"step": done.step, "command": str(done), "result": done.result, "by": done.by})
+        if not self._enabled:
+            return
+        for command in self._share(self._new()):
+            late = command.time < self._since
+            result = f"{NOT_DONE}told before the run was started or resumed" if late else self._do(trainer, command)
+            self._note(replace(command, step=trainer.step, result=result, started_with=self._given.get(command.key)))
 
     def takes(self, word: str) -> bool:
         """Whether `word` ("save" or "validate") was asked for; it is no longer afterwards."""
@@ -145,46 +200,108 @@ class Steering:
         self._wanted.remove(word)
         return True
 
-    def _do(self, trainer: Any, command: Command) -> str:
-        if command.word == "set":
-            return _set(trainer, command)
+    def _do(self, trainer: Steerable, command: Command) -> str:
+        if command.sets:
+            return self._set(trainer, command)
         if command.word == "stop":
             trainer.stop_requested = True
             return "the run ends after this step, with a checkpoint"
         self._wanted.add(command.word)
         return {"save": "a checkpoint of this step is written", "validate": "validated after this step"}[command.word]
 
+    def _set(self, trainer: Steerable, command: Command) -> str:
+        """Change a key where it is read. Returns what was done."""
+        before = _value(trainer.config, command.key)
+        problem = _no_effect(trainer.config, command) or trainer.set_key(command.key, command.value)
+        if problem:
+            return f"{NOT_DONE}{problem}"
+        _put(trainer.config, command.key, command.value)
+        return f"{before} → {command.value}"
+
+    def _forget(self, given: Command, told: list[Command]) -> None:
+        self._past = [command for command in self._past if command not in told]
+        what = f"{told[-1].value}, told after step {told[-1].step}, no longer holds"
+        self._say(f"{given.key}={given.value} as given now; {what}")
+        self._note(replace(given, id=uuid.uuid4().hex[:12], time=round(time.time(), 3), result=what))
+
+    def _note(self, done: Command) -> None:
+        if self._folder is None:
+            return
+        self._folder.mkdir(exist_ok=True)
+        _append(self._folder / "obeyed.jsonl", done)
+        self._record({"step": done.step, "command": str(done), "result": done.result, "by": done.by})
+
+    def _obeyed_before(self, folder: Path) -> list[Command]:
+        """The record, without what was not done, and without what a later resume has made void."""
+        past: list[Command] = []
+        self._known = set()
+        for command in _commands_from(folder / "obeyed.jsonl", 0, self._schema, (*WORDS, GIVEN))[0]:
+            self._known.add(command.id)
+            if command.word == GIVEN:
+                past = [c for c in past if c.key != command.key or c.step <= command.step]
+            if not command.result.startswith(NOT_DONE):
+                past.append(command)
+        return past
+
     def _new(self) -> list[Command]:
         """Whole lines of the inbox that were not read yet; one that is no command is passed over."""
-        commands, self._offset = _commands_from(self._inbox, self._offset)
+        if self._folder is None:
+            return []
+        commands, self._offset = _commands_from(self._folder / "inbox.jsonl", self._offset, self._schema, WORDS)
         new = [command for command in commands if command.id and command.id not in self._known]
         self._known |= {command.id for command in new}
         return new
 
 
-def _set(trainer: Any, command: Command) -> str:
-    """Change a key in the configuration, and where a worker group reads it, there too. Returns what was done."""
-    section, _, name = command.key.rpartition(".")
-    target = trainer.config
-    for part in section.split("."):
-        target = getattr(target, part)
-    before = getattr(target, name)
-    listener = SETTABLE[command.key]
-    if listener != "driver":
-        group = getattr(trainer.crew, listener)
-        if group is None:
-            return f"not done: this run has no {listener}"
-        group.set_key(command.key, command.value)
-    setattr(target, name, command.value)
-    return f"{before} → {command.value}"
+def _no_effect(config: Any, command: Command) -> str:
+    """Why the value would change nothing; "" where it does."""
+    if not isinstance(config, Config):
+        return ""
+    changed = deepcopy(config)
+    _put(changed, command.key, command.value)
+    reasons = values_without_effect(changed, {command.key})
+    return "; ".join(f"it has no effect, {why}" for why, _ in reasons)
 
 
-def read_commands(path: Path) -> list[Command]:
+def _value(config: Any, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
+
+
+def _put(config: Any, key: str, value: Any) -> None:
+    section, _, name = key.rpartition(".")
+    setattr(_value(config, section), name, value)
+
+
+def was_obeyed(run: Path, command: Command) -> Command | None:
+    """What the run did about a command; None: nothing so far."""
+    for line in _lines(run / "steering" / "obeyed.jsonl", 0)[0]:
+        if line.get("id") == command.id:
+            return Command(**line)
+    return None
+
+
+def _commands_from(path: Path, offset: int, schema: type, words: tuple[str, ...]) -> tuple[list[Command], int]:
     """All commands of an inbox or a record, in order; lines that are none are passed over."""
-    return _commands_from(path, 0)[0]
+    lines, offset = _lines(path, offset)
+    found = []
+    for line in lines:
+        try:
+            command = Command(**line)
+            if not command.is_well_formed:
+                continue
+            if command.sets:
+                if command.key not in SETTABLE[schema]:
+                    continue
+                all_keys(schema)[command.key].typed(command.key, command.value)
+        except (ValueError, TypeError):
+            continue
+        if command.word in words:
+            found.append(command)
+    return found, offset
 
 
-def _commands_from(path: Path, offset: int) -> tuple[list[Command], int]:
+def _lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines from `offset` on that are JSON objects, and where they end."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -193,24 +310,21 @@ def _commands_from(path: Path, offset: int) -> tuple[list[Command], int]:
         return [], offset
     whole = text[: text.rfind(b"\n") + 1]
     found = []
-    for line in whole.splitlines():
+    for raw in whole.splitlines():
         try:
-            command = Command(**json.loads(line))
-            if command.word == "set":
-                if command.key not in SETTABLE:
-                    continue
-                all_keys(Config)[command.key].typed(command.key, command.value)
-        except (ValueError, TypeError):
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
             continue
-        if command.word in WORDS:
-            found.append(command)
+        if isinstance(line, dict):
+            found.append(line)
     return found, offset + len(whole)
 
 
 def _append(path: Path, command: Command) -> None:
     line = json.dumps(asdict(command), ensure_ascii=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+    with named_disk_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)

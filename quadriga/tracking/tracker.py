@@ -15,6 +15,7 @@ from quadriga.tracking.events import EventLog
 from quadriga.tracking.metric_values import plain_metrics
 from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.run_record import RunRecord
+from quadriga.tracking.run_state import Validation, is_validation_accuracy, note_validations
 from quadriga.tracking.sinks import Sink, SinkSetup, check_sinks, open_sinks
 
 _LOG = logging.getLogger(__name__)
@@ -58,10 +59,13 @@ class Tracking:
             )
         try:
             run_directory.write_config(plain)
-            self._alarms = Alarms(run_directory.read_metrics())
+            self._alarms = Alarms(run_directory.metrics_lines())
+            validations: dict[str, Validation] = {}
+            for line in run_directory.metrics_lines(is_validation_accuracy):
+                note_validations(validations, line["step"], line)
             setup = SinkSetup(run_directory, trainer.project_name, trainer.experiment_name, plain, resumed_step)
             self._sinks = [_Background(n, s, self._warn) for n, s in open_sinks(trainer.logger, setup).items()]
-            self._record = RunRecord(run_directory.path, config)
+            self._record = RunRecord(run_directory.path, config, max(resumed_step or 0, 0), validations)
         except BaseException:
             run_directory.close()
             raise

@@ -7,6 +7,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -199,7 +201,8 @@ class TaskRunner:
         enter_callers_folder()
         config = load_config(config)
         self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
-        with self.first_pools(config) as pools, run_parts(config, self.say) as parts:
+        restarted = partial(self.events.append, "restart")
+        with self.first_pools(config) as pools, run_parts(config, restarted) as parts:
             if parts.nothing_left:
                 self.say(parts.nothing_left)
                 return False
@@ -211,7 +214,7 @@ class TaskRunner:
                         require_all_steps(trainer, parts.first.step if parts.first else 0)
                         return True
                 except WorkersDied as death:
-                    parts.go_on_after(death, trainer)
+                    self.say(parts.go_on_after(death, trainer))
 
     @contextmanager
     def first_pools(self, config: Config) -> Iterator[Any]:
@@ -234,13 +237,14 @@ class TaskRunner:
     @contextmanager
     def trainer_of(self, parts: RunParts, pools: Any) -> Iterator[RayPPOTrainer]:
         """A trainer with workers of its own, at the step that the run goes on after; they are gone afterwards."""
+        from quadriga.controller.calls import WorkersDied
         from quadriga.rewards import load_reward_manager, open_pool
         from quadriga.trainer.ppo.episodes import Episodes
         from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
         from quadriga.trainer.report import describe_workers
 
-        config = parts.config
+        config = deepcopy(parts.config)  # what a live run is told to set is not what the next workers begin with
         if parts.restarts.deaths:  # the slots of the workers that are gone come back a little later
             pools = self.init_resource_pool_mgr(config)
             pools.wait_s = max(pools.wait_s, RESTART_WAIT_S)
@@ -261,17 +265,22 @@ class TaskRunner:
                 val_reward_fn=function if parts.validates_by_function else None,
                 train_dataset=parts.train_dataset,
                 val_dataset=parts.val_dataset,
-                tracking=Journal(config, parts.directory, self.events, parts.resumed_step),
+                tracking=Journal(config, parts.directory, self.events, parts.resumed_step, parts.began),
                 checkpoints=parts.checkpoints,
                 restarts=parts.restarts,
                 episodes=episodes,
             )
+            ready = None
             with trainer.watchdog():
                 try:
                     self.say(describe_workers(trainer.init_workers(), pools.mapping, pools.resource_pool_spec))
                     if parts.start:
                         trainer.resume(parts.start)
+                    ready = trainer
                     yield trainer
+                except WorkersDied as death:
+                    trainer.tracking.goes_on = parts.heal(death, ready)
+                    raise
                 finally:
                     trainer.shutdown()
                     with trainer.watched("shutdown"):

@@ -11,10 +11,12 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from quadriga.controller.dispatch import Dispatch, register
+from quadriga.tracking.steering import parse_command, tell
 from quadriga.trainer.main_ppo import TaskRunner
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers import ActorRolloutRefWorker, CriticWorker
@@ -206,3 +208,21 @@ class MortalRunner(TaskRunner):
         super().add_critic_worker(config)
         if Role.Critic in self.role_worker_mapping:
             self._add(config, Role.Critic, MortalCritic)
+
+
+class ToldRunner(MortalRunner):
+    """A run that somebody tells, during the update of step 3, to learn half as fast. He says it once."""
+
+    @contextmanager
+    def trainer_of(self, parts, pools):
+        with super().trainer_of(parts, pools) as trainer:
+            update, folder = trainer.update, parts.directory.path
+
+            def tell_and_update(batch):
+                if trainer.step == 3 and not (folder / "steering").exists():
+                    lr = parts.config.actor_rollout_ref.actor.optim.lr
+                    tell(folder, parse_command(["set", f"actor.optim.lr={lr / 2}"]))
+                update(batch)
+
+            trainer.update = tell_and_update
+            yield trainer

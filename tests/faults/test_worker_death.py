@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import ray
-from mortal_workers import MortalRunner, faults_done, start_ray, write_plan
+from mortal_workers import MortalRunner, ToldRunner, faults_done, start_ray, write_plan
 from test_killed_runs import ALGORITHMS, STEPS
 from user_run import assert_same_run, merged
 
 from quadriga.controller.calls import WorkersDied
+from quadriga.dashboard.catalog import Run
 from quadriga.errors import WorkerError
 from quadriga.trainer.main_ppo import run_ppo
 
@@ -45,11 +48,41 @@ def restarts(folder: Path) -> float:
 
 
 def seconds_to_notice(folder: Path) -> float:
-    """From the fault to the end of the attempt that it hit."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    ended = next(event for event in events if event["kind"] == "end")
-    assert "died" in ended["error"]
-    return float(ended["time"] - (folder / "fault_0.done").stat().st_mtime)
+    """From the fault to the moment when the run knew of it."""
+    known = next(event for event in events_of(folder) if event["kind"] == "restart")
+    assert "died" in known["text"]
+    return float(known["time"] - (folder / "fault_0.done").stat().st_mtime)
+
+
+def events_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+class Onlooker:
+    """Looks at the state of a run from outside, all the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.states: list[str] = []
+        self.phases: set[str] = set()
+        self._folder, self._over = folder, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Onlooker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        run = Run(self._folder, "run", "id")
+        while not self._over.wait(0.05):
+            if run.refresh():
+                row = run.row(time.time())
+                self.phases.add(row["phase"])
+                if row["state"] not in self.states[-1:]:
+                    self.states.append(row["state"])
 
 
 @pytest.mark.slow
@@ -89,6 +122,31 @@ def test_a_rank_that_dies_while_a_checkpoint_is_being_written_is_healed_at_once(
     assert faults_done(tmp_path / "faulty") == 1
     assert restarts(tmp_path / "faulty") == 1
     assert seconds_to_notice(tmp_path / "faulty") < 20, "whatever else the machine is doing: a start may take a minute"
+    assert_same_run(tmp_path / "whole", tmp_path / "faulty")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("save_freq", [-1, 2], ids=["from the start", "from a checkpoint"])
+def test_a_run_that_was_told_something_is_told_the_same_after_a_restart(ray_session, task, tmp_path, save_freq):
+    """Told after step 3 to learn faster; a worker dies in step 4, and steps 1 to 3 or only step 3 come again."""
+    for name, faults in (
+        ("whole", []),
+        ("faulty", [{"method": "update_actor", "step": 4, "rank": 0, "after_ms": 0}]),
+    ):
+        write_plan(tmp_path / name, faults)
+        trainer = {"steering": True, "total_training_steps": 5, "save_freq": save_freq}
+        with Onlooker(tmp_path / name) as seen:
+            run_ppo(configuration(task, tmp_path / name, "grpo", 1, **trainer), ToldRunner)
+    assert restarts(tmp_path / "faulty") == 1
+    assert not {"failed", "interrupted"} & set(seen.states), "to whoever looks, a run whose workers are replaced goes on"
+    assert "restart" in seen.phases
+    (told,) = [event for event in events_of(tmp_path / "faulty") if event["kind"] == "restart"]
+    assert (told["number"], told["at_most"], told["step"]) == (1, 3, 3)
+    assert "died during update_actor" in told["text"]
+    assert [event["status"] for event in events_of(tmp_path / "faulty") if event["kind"] == "end"] == ["finished"]
+    rates = [json.loads(line)["actor/lr"] for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert rates[:4] == pytest.approx([rates[0]] * 3 + [rates[0] / 2])
     assert_same_run(tmp_path / "whole", tmp_path / "faulty")
 
 

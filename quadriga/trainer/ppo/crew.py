@@ -85,6 +85,17 @@ class Crew:
         for pending in [group.start("init_model", total_steps) for group in self.groups.values()]:
             pending.get()
 
+    def set_key(self, key: str, value: Any) -> str:
+        """Another value of a key for the workers that read it, if any do. Returns why that cannot be, else ""."""
+        role = {"actor_rollout_ref": "actor", "critic": "critic"}.get(key.partition(".")[0])
+        if role is None:
+            return ""
+        group = getattr(self, role)
+        if group is None:
+            return f"this run has no {role}"
+        group.set_key(key, value)
+        return ""
+
     def connect_engines(self, restarts: Restarts) -> None:
         """Begin to listen to the workers that generate. Those that have their pool to themselves are replaced when they die."""
         capacity = self.config.actor_rollout_ref.rollout.max_num_seqs

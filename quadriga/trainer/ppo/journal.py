@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from quadriga.config.schema import Config
@@ -11,6 +12,7 @@ from quadriga.errors import RunStopped
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.phases import Phases
 from quadriga.tracking.run_directory import RunDirectory
+from quadriga.tracking.run_record import RESTART
 from quadriga.tracking.steering import Steering
 from quadriga.tracking.timeline import Timeline
 from quadriga.tracking.tracker import Tracking
@@ -22,12 +24,17 @@ KEPT_SAMPLES = 1024
 class Journal:
     """One object for everything that a step leaves behind.
 
+    Attributes:
+        goes_on: whether new workers, with a journal of their own, take the place of those that died: the end of this one is
+            not the run's.
+
     Args:
         config: the checked configuration.
         directory: where the run's files go.
         events: news for the console.
         resumed_step: the step that the loaded checkpoint was written after; None for a new run, -1 for one that begins
             again without a checkpoint.
+        since: when the run was started or resumed, in seconds since 1970.
     """
 
     def __init__(
@@ -36,13 +43,16 @@ class Journal:
         directory: RunDirectory,
         events: EventLog | None = None,
         resumed_step: int | None = None,
+        since: float = 0.0,
     ) -> None:
         self.events = events if events is not None else EventLog()
         self.directory = directory
         self.tracking = Tracking(config, self.directory, self.events, resumed_step)
         self.phases = Phases(Timeline(self.directory.timeline_file), self.events)
         trainer = config.trainer
-        self.steering = Steering(directory.path, trainer.steering, lambda told: self.events.append("steered", told))
+        record = partial(self.events.append, "steered")
+        self.steering = Steering(directory.path, config, record, self.say, since)
+        self.goes_on = False
         self._sample_folders = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}
         self._shown_val_rows = trainer.log_val_generations
 
@@ -84,6 +94,10 @@ class Journal:
         self.phases.record("write_checkpoint", began, seconds, "checkpoint")
 
     def close(self, failed: bool) -> None:
+        if self.goes_on:
+            self.events.append("phase", {"step": self.phases.step, "open": [RESTART]})
+            self.tracking.close()
+            return
         error = sys.exception()  # the one that ends the run, if this is called because of it
         status = "finished" if not failed else "stopped" if isinstance(error, RunStopped) else "failed"
         self.events.append(

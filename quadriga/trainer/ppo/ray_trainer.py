@@ -102,7 +102,7 @@ class RayPPOTrainer:
         episodes: Episodes | None = None,
     ) -> None:
         self.config, self.tokenizer, self.tracking = config, tokenizer, tracking
-        self.restarts = restarts or Restarts(0, tracking.say)
+        self.restarts = restarts or Restarts(0)
         self.stop_requested = False
         self.episodes = episodes
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
@@ -485,11 +485,19 @@ class RayPPOTrainer:
         state = checkpoint.read_state()
         self.load_state_dict(state)
         self.stream.load_lots(self.step, read_lots(checkpoint))
-        self.steering.go_on_after(self.step, self)
+        self.steering.go_on_after(self)
         self.tracking.say(f"resumed after step {self.step} from {checkpoint.path}")
         changed = changed_keys(state["config"], as_plain_dict(self.config))
         if changed:
             self.tracking.say("with another configuration than before: " + ", ".join(changed))
+
+    def set_key(self, key: str, value: Any) -> str:
+        """Another value of a key for those who read it, from the next step on. Returns why that cannot be, else ""."""
+        if key == "actor_rollout_ref.actor.entropy_coeff":
+            if self.entropy_controller.adaptive:
+                return "adaptive_entropy moves it"
+            self.entropy_controller.coeff = value
+        return self.crew.set_key(key, value)
 
     def state_dict(self) -> dict[str, Any]:
         """The driver's own state; the workers keep theirs. Random numbers are functions of the step and need no state."""

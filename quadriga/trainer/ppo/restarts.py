@@ -20,11 +20,11 @@ class Restarts:
 
     Args:
         at_most: more deaths than these end the run with the first of them.
-        say: tells the user.
+        record: shows that workers were replaced (`number`, `at_most`, `text`).
     """
 
     at_most: int
-    say: Callable[[str], None]
+    record: Callable[[dict[str, Any]], None] = lambda told: None
     deaths: list[WorkersDied] = field(default_factory=list)
     samples_again: int = 0
     """Samples that were generated again because their engine had died."""
@@ -35,7 +35,9 @@ class Restarts:
 
     def count(self, death: WorkersDied, how_it_goes_on: str) -> None:
         self.deaths.append(death)
-        self.say(f"{death.what}\nrestart {len(self.deaths)} of at most {self.at_most}: {how_it_goes_on}")
+        number, of = len(self.deaths), self.at_most
+        text = f"{death.what}\nrestart {number} of at most {of}: {how_it_goes_on}"
+        self.record({"number": number, "at_most": of, "text": text})
 
     def figures(self, samples_again: int = 0) -> dict[str, float]:
         """`samples_again`: of the attempt that is under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class RunParts:
     first: Checkpoint | None
     """Where the run began."""
     restarts: Restarts
+    began: float
+    """When the run was started or resumed, in seconds since 1970."""
     start: Checkpoint | None = None
     """Where the next workers begin."""
 
@@ -58,23 +61,31 @@ class RunParts:
         """The step that the next workers go on after; None for a new run, -1 for one that begins again."""
         return self.start.step if self.start else -1 if self.restarts.deaths else None
 
-    def go_on_after(self, death: WorkersDied, trainer: Any) -> None:
-        """Note that workers have died, and from where new ones go on. Raises the death where none may.
+    def heal(self, death: WorkersDied, trainer: Any) -> bool:
+        """Note that workers have died under `trainer`, None before it was ready. False: no others may take their place.
 
         A death before the first training has begun is not healed: what cannot start once will not start twice.
         """
-        if trainer is None and not self.restarts.deaths:
-            raise death
-        if not self.restarts.left or (trainer is not None and trainer.stop_requested):
+        if death in self.restarts.deaths:
+            return True
+        has_begun = trainer is not None or bool(self.restarts.deaths)
+        if not has_begun or not self.restarts.left or (trainer is not None and trainer.stop_requested):
+            return False
+        self.restarts.count(death, "all workers are made anew")
+        return True
+
+    def go_on_after(self, death: WorkersDied, trainer: Any) -> str:
+        """Choose from where new workers go on, and say so. Raises the death where none may."""
+        if not self.heal(death, trainer):
             deaths = [*self.restarts.deaths, death]
-            raise summary(deaths) from deaths[0]
+            raise summary(deaths) from (deaths[0] if len(deaths) > 1 else None)
         self.start = self.checkpoints.find("auto") if self.checkpoints.has_written else self.first
         place = f"after step {self.start.step}" if self.start else "from the start, for want of a checkpoint"
-        self.restarts.count(death, f"new workers go on {place}")
+        return f"new workers go on {place}"
 
 
 @contextmanager
-def run_parts(config: Config, say: Callable[[str], None]) -> Iterator[RunParts]:
+def run_parts(config: Config, record_restart: Callable[[dict[str, Any]], None]) -> Iterator[RunParts]:
     """The parts of a run; its directory is nobody else's meanwhile."""
     model, data = config.actor_rollout_ref.model, config.data
     tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
@@ -107,7 +118,8 @@ def run_parts(config: Config, say: Callable[[str], None]) -> Iterator[RunParts]:
             directory=directory,
             checkpoints=checkpoints,
             first=first,
-            restarts=Restarts(config.trainer.max_restarts, say),
+            restarts=Restarts(config.trainer.max_restarts, record_restart),
+            began=time.time(),
             start=first,
         )
     finally:

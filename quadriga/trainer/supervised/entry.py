@@ -16,7 +16,7 @@ from quadriga.config.load import load_config, screen_overrides
 from quadriga.config.local_device import detect_local_device
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.controller import rendezvous
-from quadriga.errors import ConfigError, ResourceError
+from quadriga.errors import ConfigError, ResourceError, RunStopped
 from quadriga.tracking.sinks import sink_problems
 from quadriga.tracking.steady_output import steady_output
 
@@ -63,7 +63,7 @@ def run_arguments(kind: str, arguments: list[str]) -> int:
         return _launch(kind, processes, rest)
     try:
         return _run_screened(kind, screen_overrides(rest, SCHEMAS[kind]))
-    except ConfigError:
+    except (ConfigError, RunStopped):
         if os.environ.get("RANK", "0") == "0":
             raise
         return 1  # every process has found the same; one of them says so

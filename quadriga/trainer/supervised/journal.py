@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from quadriga.errors import RunStopped
 from quadriga.tracking import EventLog, Phases, RunDirectory, Timeline, Tracking
 from quadriga.tracking.console import LiveView
+from quadriga.tracking.steering import Steering
+from quadriga.trainer.supervised.ranks import same_on_all_ranks
 
 
 class Journal:
@@ -17,6 +22,7 @@ class Journal:
 
     Attributes:
         keeps_samples: whether it is worth making any.
+        steering: what `quadriga tell` told the run.
 
     Args:
         config: the checked configuration.
@@ -28,6 +34,7 @@ class Journal:
     keeps_samples = True
 
     def __init__(self, config: Any, folder: Path, step: int, total_steps: int, resumed_step: int | None) -> None:
+        began = time.time()  # of the run, for whoever tells it something: that is possible once its files say that it lives
         self.directory = RunDirectory(folder)
         self.events = EventLog()
         self._trainer = config.trainer
@@ -37,6 +44,8 @@ class Journal:
         self._phases = Phases(Timeline(self.directory.timeline_file), self.events)
         if self._view is not None:
             self.events.listen(lambda event: self._view.update([event]))  # type: ignore[union-attr]
+        record = partial(self.events.append, "steered")
+        self.steering = Steering(folder, config, record, self.say, began, same_on_all_ranks)
         self._start = {"start_step": step, "total_steps": total_steps, "run_directory": str(self.directory.path)}
 
     def __enter__(self) -> Journal:
@@ -47,13 +56,18 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        status = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        stopped = isinstance(error, (KeyboardInterrupt, RunStopped))
+        status = "finished" if error is None else "stopped" if stopped else "failed"
         self.events.append(
             "end", {"status": status, "error": "" if error is None else f"{type(error).__name__}: {error}"}
         )
         if self._view is not None:
             self._view.__exit__(kind, error, at)
         self._tracking.close(failed=error is not None)
+
+    def say(self, text: str) -> None:
+        """Tell the user something, where the run's news are shown."""
+        self.events.append("message", {"level": "info", "text": text})
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         return self._phases(name)
@@ -83,14 +97,19 @@ class Journal:
 
 
 class NoJournal:
-    """The journal of the other processes: it keeps nothing."""
+    """The journal of the other processes: it keeps nothing, and does what the first one is told."""
 
     keeps_samples = False
+
+    def __init__(self, config: Any) -> None:
+        self.steering = Steering(None, config, lambda told: None, self.say, share=same_on_all_ranks)
 
     def __enter__(self) -> NoJournal:
         return self
 
     def __exit__(self, *error: Any) -> None: ...
+
+    def say(self, text: str) -> None: ...
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -26,7 +26,7 @@ from quadriga.data.sampler import ResumableSampler
 from quadriga.engine import BatchCounts, TrainingEngine
 from quadriga.engine.sharding import rank, sum_over_ranks, world_size
 from quadriga.engine.weights import host_state_dict
-from quadriga.errors import ConfigError
+from quadriga.errors import ConfigError, RunStopped
 from quadriga.protocol import DataProto
 from quadriga.trainer.supervised.journal import Journal, NoJournal
 from quadriga.trainer.supervised.objectives import objective_of
@@ -56,8 +56,9 @@ class SupervisedTrainer:
         steps = config.trainer.total_training_steps
         self.total_steps = config.trainer.total_epochs * len(self.loader) if steps is None else steps
         self._make_engine(device)
-        self.journal: Journal | NoJournal = NoJournal()
+        self.journal: Journal | NoJournal = NoJournal(config)
         self.step = 0
+        self.stop_requested = False
         self.resumed_step: int | None = None
 
     def _make_data(self) -> None:
@@ -76,17 +77,18 @@ class SupervisedTrainer:
         self.exporter = self.objective.export(start, self.save_dtype)
         if rank() == 0:  # what would stop a checkpoint shows before the first step
             self.exporter.rehearse(self.store.folder, model.trust_remote_code)
+        self.optim = OptimConfig(
+            name=optim.name,
+            lr=optim.lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+            lr_warmup_steps_ratio=optim.lr_warmup_steps_ratio,
+            lr_scheduler_type=optim.lr_scheduler,
+            min_lr_ratio=optim.min_lr_ratio,
+        )
         self.engine = TrainingEngine(
             start,
-            optim=OptimConfig(
-                name=optim.name,
-                lr=optim.lr,
-                betas=optim.betas,
-                weight_decay=optim.weight_decay,
-                lr_warmup_steps_ratio=optim.lr_warmup_steps_ratio,
-                lr_scheduler_type=optim.lr_scheduler,
-                min_lr_ratio=optim.min_lr_ratio,
-            ),
+            optim=self.optim,
             fsdp=model.fsdp_config,
             grad_clip=optim.clip_grad,
             total_steps=self.total_steps,
@@ -104,19 +106,27 @@ class SupervisedTrainer:
         self.resume()
         metrics: dict[str, float] = {}
         with self._journal() as journal:
-            self.journal = journal
-            while self.step < self.total_steps:
+            self.journal, steering = journal, journal.steering
+            if self.resumed_step is not None:
+                steering.go_on_after(self)
+            while self.step < self.total_steps and not self.stop_requested:
                 journal.begin_step(self.step + 1)
                 with journal.phase("step"):
                     metrics = self.training_step()
-                if self._is_due(self.config.trainer.test_freq):
+                steering.obey(self)
+                if steering.takes("validate") or self._is_due(self.config.trainer.test_freq):
                     with journal.phase("testing"):
                         metrics |= self.validate() if self.val_dataset is not None else self.look_at_training()
                 journal.log(self.step, metrics)
-                if self._is_due(self.config.trainer.save_freq):
+                if steering.takes("save") or self._is_due(self.config.trainer.save_freq) or self.stop_requested:
                     with journal.phase("save_checkpoint"):
                         journal.sync()  # a checkpoint never knows more than the metrics
                         self.save()
+            if self.step < self.total_steps:
+                raise RunStopped(
+                    f"stopped after step {self.step} of {self.total_steps}, as asked",
+                    "the same command goes on from there",
+                )
         if self.step == self.resumed_step and self.config.trainer.resume_mode == "resume_path":
             self.save()  # nothing was left to do, but this run directory has no checkpoint yet
         self._publish()
@@ -272,8 +282,16 @@ class SupervisedTrainer:
     def _journal(self) -> Journal | NoJournal:
         """What is written and shown; on rank 0 only."""
         if rank() != 0:
-            return NoJournal()
+            return NoJournal(self.config)
         return Journal(self.config, self.run_dir, self.step, self.total_steps, self.resumed_step)
+
+    def set_key(self, key: str, value: Any) -> str:
+        """Another value of a key for those who read it, from the next step on: of the learning rate, for the engine."""
+        if key == "optim.lr":
+            self.optim.lr = value
+            if (schedule := self.engine.schedule) is not None:
+                schedule.move_to(schedule.step)  # its factor of this step, of the new learning rate
+        return ""
 
     def _say(self, text: str) -> None:
         if rank() == 0 and "console" in self.config.trainer.logger:

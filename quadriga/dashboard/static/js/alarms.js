@@ -26,7 +26,7 @@ export function mount(root, context) {
     const errors = runs.filter((run) => run.error).map((run) => el("div", { class: "alarmbox failed" }, el("b", {}, `${run.name} ${run.state}`), el("pre", {}, run.error)));
     replace(now, standing, errors);
     const events = found.flatMap((one, k) => one.events.map((event) => ({ ...event, run: runs[k] })));
-    const fits = events.filter((event) => mode === "all" || ["alarm", "steered"].includes(event.kind) || event.level === "warning" || (event.kind === "start" && event.text !== "started") || (event.kind === "end" && event.text !== "finished"));
+    const fits = events.filter((event) => mode === "all" || ["alarm", "steered", "restart"].includes(event.kind) || event.level === "warning" || (event.kind === "start" && event.text !== "started") || (event.kind === "end" && event.text !== "finished"));
     fits.sort((a, b) => (b.time ?? 0) - (a.time ?? 0));
     const lines = fits.slice(0, 500).map((event) => {
       const label = el("b", {}, event.kind === "alarm" ? event.name.replaceAll("_", " ") : event.level === "warning" ? "warning" : event.kind);

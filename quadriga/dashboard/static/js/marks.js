@@ -13,9 +13,8 @@ export const markColor = (kind) => (COLORS[kind] ?? COLORS.resumed)[isDark() ? 1
 export function marksOf({ events, stalls }) {
   const found = stalls.map((stall) => ({ x: stall.step, kind: "stall", text: `${stall.phase} took far longer than usual` }));
   for (const event of events) {
-    if (event.kind === "alarm" || event.kind === "steered") found.push({ x: event.step, kind: event.kind, text: event.text });
+    if (["alarm", "steered", "restart"].includes(event.kind)) found.push({ x: event.step, kind: event.kind, text: event.text });
     else if (event.kind === "start" && event.text.startsWith("resumed")) found.push({ x: event.step, kind: "resumed", text: event.text });
-    else if (event.kind === "message" && /^restart \d+ of at most/m.test(event.text)) found.push({ x: event.step, kind: "restart", text: event.text });
   }
   return found.map((mark) => ({ ...mark, color: markColor(mark.kind) }));
 }
