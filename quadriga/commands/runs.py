@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.dashboard.catalog import STATES, Catalog, Run
-from quadriga.errors import QuadrigaError
+from quadriga.errors import QuadrigaError, printable
 
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 STATE_STYLES = {"running": "green", "stalled": "yellow", "finished": "blue", "interrupted": "dim", "failed": "red"}
 
 
@@ -23,7 +24,7 @@ def list_runs(argv: Sequence[str]) -> int:
     rows = [run.row(now) | {"spark": run.spark_line()} for run in runs]
     rows = [row for row in rows if not options.state or row["state"] == options.state]
     if options.json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(_json(rows, indent=1))
         return 0
     if not rows:
         raise QuadrigaError(
@@ -56,7 +57,7 @@ def compare(argv: Sequence[str]) -> int:
             "keys": {key["key"]: key["values"] for key in keys},
             "metrics": figures,
         }
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print(_json(told, indent=1))
         return 0
     _print_comparison(runs, keys, figures)
     return 0
@@ -86,10 +87,15 @@ def show_samples(argv: Sequence[str]) -> int:
         offset = page["next"]
     if options.json:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
+            print(_json(row))
         return 0
     _print_samples(run, kind, step, rows)
     return 0
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """JSON in which no character is left that a terminal would obey."""
+    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_CONTROLS)
 
 
 def _print_runs(rows: list[dict[str, Any]], now: float) -> None:
@@ -106,14 +112,14 @@ def _print_runs(rows: list[dict[str, Any]], now: float) -> None:
     for row in rows:
         state = Text(row["state"], STATE_STYLES[row["state"]])
         if row["alarms"]:
-            state.append(f" ⚠ {', '.join(row['alarms'])}".replace("_", " "), "yellow")
+            state.append(printable(f" ⚠ {', '.join(row['alarms'])}").replace("_", " "), "yellow")
         if row["error"]:
-            state.append(f" {row['error'].splitlines()[0][:60]}", "dim")
+            state.append(f" {printable(row['error'].splitlines()[0][:60])}", "dim")
         held = ", ".join(
             f"{v['first']:.1%} → {v['last']:.1%}" for v in row["validations"].values() if v["last"] is not None
         )
         table.add_row(
-            Text(row["name"], "bold"),
+            Text(printable(row["name"]), "bold"),
             row["kind"],
             state,
             f"{row['step']:,}" + (f"/{row['total']:,.0f}" if row["total"] else ""),
@@ -150,18 +156,19 @@ def _print_comparison(runs: list[Run], keys: list[dict[str, Any]], figures: dict
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for run in runs:
-        table.add_column(Text(run.name), justify="right", overflow="fold")
+        table.add_column(Text(printable(run.name)), justify="right", overflow="fold")
     now = time.time()
     table.add_row("state", *(Text(state, STATE_STYLES[state]) for state in (run.state(now) for run in runs)))
     table.add_row("step", *(f"{run.step:,}" for run in runs))
     table.add_section()
     for key in keys:
         table.add_row(
-            Text(key["key"], "dim"), *(Text(json.dumps(v, ensure_ascii=False).strip('"')) for v in key["values"])
+            Text(printable(key["key"]), "dim"),
+            *(Text(printable(json.dumps(v, ensure_ascii=False).strip('"'))) for v in key["values"]),
         )
     table.add_section()
     for name, values in figures.items():
-        table.add_row(name, *("" if value is None else format_value(name, value) for value in values))
+        table.add_row(Text(printable(name)), *("" if value is None else format_value(name, value) for value in values))
     console.print(table)
 
 
@@ -172,29 +179,30 @@ def _print_samples(run: Run, kind: str, step: int, rows: list[dict[str, Any]]) -
     from quadriga.tracking.before_after import shortened
 
     console = Console(highlight=False)
-    console.print(Text(f"{run.name}, {'validation' if kind == 'val' else 'training'} step {step}", "bold"))
+    head = f"{run.name}, {'validation' if kind == 'val' else 'training'} step {step}"
+    console.print(Text(printable(head), "bold"))
     styles = {"correct": "green", "wrong": "red"}
     before = None
     for row in rows:
         if row["uid"] != before or before is None:
             before = row["uid"]
-            console.print(Text(f"\n{shortened(row['prompt'] or '')}", "bold"))
+            console.print(Text(printable(f"\n{shortened(row['prompt'] or '')}"), "bold"))
             if row["ground_truth"] is not None:
-                console.print(Text(f"right answer {row['ground_truth']}", "dim"))
+                console.print(Text(printable(f"right answer {row['ground_truth']}"), "dim"))
         facts = [row["outcome"], *(["cut off"] if "cut off" in row["flags"] else [])]
         facts += [f"{name} {row[name]:.3g}" for name in ("score", "advantage") if row[name] is not None]
-        console.print(Text("  " + " · ".join(filter(None, facts)), styles.get(row["outcome"], "yellow")))
+        console.print(Text(printable("  " + " · ".join(filter(None, facts))), styles.get(row["outcome"], "yellow")))
         for name in ("chosen", "rejected"):
             if name in row:
                 reward = "" if row[name]["reward"] is None else f" (reward {row[name]['reward']:.3g})"
-                console.print(Text(f"    {name}{reward}: {shortened(row[name]['text'] or '')}"))
+                console.print(Text(printable(f"    {name}{reward}: {shortened(row[name]['text'] or '')}")))
         if row["response"] is not None:
-            console.print(Text("    " + shortened(row["response"]).replace("\n", "\n    ")))
+            console.print(Text(printable("    " + shortened(row["response"]).replace("\n", "\n    "))))
     if not rows:
         console.print("no sample is like that")
 
 
-def _roots(options: argparse.Namespace) -> list[Path]:
+def roots_of(options: argparse.Namespace) -> list[Path]:
     return [Path(root).expanduser() for root in options.root or ["outputs"]]
 
 

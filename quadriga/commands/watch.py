@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from quadriga.commands.runs import add_root, roots_of
 from quadriga.dashboard.catalog import RUN_KINDS, Catalog, Run
 from quadriga.dashboard.configuration import schema_of
-from quadriga.dashboard.files import Unreadable, open_inside, parse_line, read_lines
-from quadriga.errors import QuadrigaError
+from quadriga.dashboard.files import Unreadable, finite, newest_lines, open_inside, parse_line, read_lines
+from quadriga.errors import QuadrigaError, printable
+from quadriga.tracking.events import Event
+from quadriga.tracking.run_state import Validation
 
 POLL_S = 0.5
 OBEYED_WITHIN_S = 600.0
+OLD_STEPS, OLD_EVENTS = 1000, 20
+"""Of a run that has gone on for long, so many steps and messages from before are shown."""
 
 
 def watch(argv: Sequence[str]) -> int:
@@ -27,62 +34,84 @@ def watch(argv: Sequence[str]) -> int:
     with LiveView() as view:
         while True:
             state = run.state(time.time())
-            view.update(follower.news())
+            view.update(follower.news(state))
             if state not in ("running", "stalled"):
                 break
             time.sleep(POLL_S)
             run.refresh()
-    print(f"{run.name} {state} at step {run.step}" + (f": {run.status['error']}" if run.status.get("error") else ""))
+    error = str(run.status.get("error") or "")
+    print(printable(f"{run.name} {state} at step {run.step}" + (f": {error}" if error else "")))
     return 0 if state == "finished" else 1
 
 
 class Follower:
-    """Turns what a run writes into the events that its own console would see."""
+    """Turns what a run writes into the events that its own console would see; of what was before, only the newest."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._offsets = {"metrics.jsonl": 0, "events.jsonl": 0}
-        self._status: dict[str, Any] = {}
+        self._read: dict[str, tuple[int, int, float]] = {}
+        """File → which one it was, how far it was read, and the time of its last line."""
         self._start: tuple[Any, ...] = ()
+        self._phases: Any = None
+        self._state = ""
 
-    def news(self) -> list[dict[str, Any]]:
-        """Events since the last call, in order of time."""
-        status, events = self._run.status, []
-        start = tuple(status.get(name) for name in ("pid", "start_step", "total_steps"))
-        if start != self._start and (status.get("total_steps") is not None or status.get("state") != "running"):
-            self._start = start  # it has begun, or was resumed by another process
-            names = ("project", "experiment", "total_steps")
-            known = {name: status[name] for name in names if status.get(name) is not None}
+    def news(self, state: str) -> list[Event]:
+        """Events since the last call, in order of time. `state` is the run's, as seen from outside."""
+        status, events = self._run.status, list[Event]()
+        is_running = state in ("running", "stalled")
+        start = tuple(status.get(name) for name in ("pid", "started", "start_step", "total_steps"))
+        if start != self._start and (status.get("total_steps") is not None or not is_running):
+            self._start = start  # it has begun, was resumed by another process, or got new workers
+            known = {n: status[n] for n in ("project", "experiment", "total_steps") if status.get(n) is not None}
             where = {"run_directory": str(self._run.path), "start_step": status.get("start_step") or 0}
-            events.append({"kind": "start", "time": status.get("started") or 0.0, **known, **where})
-        happened = [e for e in self._lines("events.jsonl") if e.get("kind") in ("message", "alarm", "steered", "restart")]
+            validations = {
+                source: Validation(int(seen["first_step"]), seen["first"], int(seen["last_step"]), seen["last"])
+                for source, seen in self._run.validations().items()
+            }
+            events.append(
+                {"kind": "start", "time": _time(status, "started"), **known, **where, "validations": validations}
+            )
+        happened = self._lines("events.jsonl", OLD_EVENTS, "message", "alarm", "steered", "restart")
         steps = [
-            {"kind": "step", "time": line.get("time") or 0.0, "step": line["step"], "metrics": _numbers(line)}
-            for line in self._lines("metrics.jsonl")
+            {"kind": "step", "time": line["time"], "step": line["step"], "metrics": _numbers(line)}
+            for line in self._lines("metrics.jsonl", OLD_STEPS)
             if isinstance(line.get("step"), int)
         ]
         events += sorted([*happened, *steps], key=lambda event: event["time"])
-        if status.get("phases") != self._status.get("phases") and status.get("state") == "running":
-            since, phases = status.get("phase_since") or 0.0, status.get("phases") or []
-            events.append({"kind": "phase", "time": since, "step": status.get("step", 0), "open": phases})
-        if status.get("state") != self._status.get("state") and status.get("state") not in (None, "running"):
-            events.append({"kind": "end", "time": status.get("updated") or 0.0, "status": status["state"]})
-        self._status = status
+        if is_running and status.get("phases") != self._phases:
+            self._phases = status.get("phases")
+            since = _time(status, "phase_since")
+            events.append({"kind": "phase", "time": since, "step": self._run.step, "open": self._phases or []})
+        if state != self._state:
+            self._state = state
+            kind = {"kind": "state", "state": state} if is_running else {"kind": "end", "status": state}
+            events.append({"time": _time(status, "updated"), **kind})
         return events
 
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+    def _lines(self, name: str, most: int, *kinds: str) -> list[Event]:
+        """New lines, of these kinds; of a file that was not read before, at most so many of the newest."""
+        found: deque[Event] = deque()
         try:
             with open_inside(self._run.path, name) as file:
-                if file.seek(0, 2) < self._offsets[name]:  # a resumed run has cut it, or another run took its place
-                    self._offsets[name] = 0
-                file.seek(self._offsets[name])
+                about = os.fstat(file.fileno())
+                known, offset, newest = self._read.get(name, (0, 0, -math.inf))
+                seen = -math.inf
+                if (
+                    about.st_ino != known or about.st_size < offset
+                ):  # a resumed run has cut it, or another took its place
+                    found, offset, seen = deque(maxlen=most), newest_lines(file, most), newest
+                file.seek(offset)
                 for _, raw in read_lines(file):
-                    self._offsets[name] = file.tell()
-                    line = parse_line(raw)
-                    if line is not None and isinstance(line.get("time"), (int, float)):
-                        yield line
+                    offset = file.tell()
+                    line = parse_line(raw) or {}
+                    when = finite(line.get("time"))
+                    if when is not None and when > seen and (not kinds or line.get("kind") in kinds):
+                        found.append(line)
+                        newest = when
+                self._read[name] = about.st_ino, offset, newest
         except (Unreadable, OSError):
-            return
+            pass
+        return list(found)
 
 
 def tell(argv: Sequence[str]) -> int:
@@ -119,6 +148,10 @@ def tell(argv: Sequence[str]) -> int:
         f"{run.name} has not acted within {OBEYED_WITHIN_S:.0f} s",
         "it still will when its step ends; --no-wait does not wait",
     )
+
+
+def _time(status: dict[str, Any], name: str) -> float:
+    return finite(status.get(name)) or 0.0
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float | None]:

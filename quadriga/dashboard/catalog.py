@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quadriga.dashboard.files import Unreadable, finite, last_line, open_inside, plain, printable, read_json
+from quadriga.dashboard.files import Unreadable, encodable, finite, last_line, open_inside, plain, read_json
 from quadriga.errors import QuadrigaError
 from quadriga.tracking.metric_names import format_value
-from quadriga.tracking.run_record import process_mark
+from quadriga.tracking.run_record import RESTART, process_mark
 from quadriga.tracking.run_state import MAIN_METRICS
 
 STATES = ("running", "stalled", "finished", "interrupted", "failed")
@@ -26,8 +26,9 @@ DEPTH = 4
 """So many folders below a root are searched."""
 MOST_FOLDERS = 100_000
 SIGN_OF_LIFE_S = 20.0
-"""A live run renews its status every few seconds; on another machine, clocks and file systems may add to that."""
-SIGN_OF_LIFE_ELSEWHERE_S = 180.0
+"""A live run renews its status every few seconds; on another machine, clocks and file systems may add to that. While new
+workers take the place of dead ones, nobody does."""
+SIGN_OF_LIFE_ELSEWHERE_S = RESTART_S = 180.0
 STALLED_S, STALLED_FACTOR = 60.0, 5.0
 """A phase that takes longer than both, the second in its usual time, is stalled: as in the watchdog's soft deadline."""
 SPARK_POINTS = 32
@@ -101,7 +102,7 @@ class Run:
             lives = isinstance(pid, int) and process_mark(pid) == self.status.get("process") and _exists(pid)
             if not lives:
                 return "interrupted"
-            if age > SIGN_OF_LIFE_S:
+            if age > (RESTART_S if self.status.get("phases") == [RESTART] else SIGN_OF_LIFE_S):
                 return "stalled"
         elif age > SIGN_OF_LIFE_ELSEWHERE_S:
             return "interrupted"
@@ -112,6 +113,17 @@ class Run:
 
     def main_metric(self) -> str | None:
         return next((name for name in MAIN_METRICS if finite(self.newest.get(name)) is not None), None)
+
+    def validations(self) -> dict[str, dict[str, Any]]:
+        """Held-out accuracy by data source: first and last value, with their steps; of those that are told in full."""
+        told = self.status.get("validations")
+        if not isinstance(told, dict):
+            return {}
+        names = ("first_step", "first", "last_step", "last")
+        found = {
+            encodable(str(s)): {n: finite(v.get(n)) for n in names} for s, v in told.items() if isinstance(v, dict)
+        }
+        return {source: seen for source, seen in found.items() if None not in seen.values()}
 
     def row(self, now: float, with_metric: bool = True) -> dict[str, Any]:
         """What a table of runs shows, but for the spark line; without its main metric it is made from the status alone."""
@@ -124,26 +136,26 @@ class Run:
         return {
             "id": self.id,
             "name": self.name,
-            "folder": printable(str(self.path)),
+            "folder": encodable(str(self.path)),
             "kind": self.kind,
             "state": state,
-            "error": printable(str(status.get("error") or ""))[:4000],
+            "error": encodable(str(status.get("error") or ""))[:4000],
             "step": step,
             "total": total,
             "eta_s": pace * max(total - step, 0) if alive and pace is not None and total is not None else None,
             "seconds_per_step": pace,
             "started": finite(status.get("started")),
             "updated": self.updated,
-            "phase": printable(str(phases[-1])) if alive and isinstance(phases, list) and phases else "",
+            "phase": encodable(str(phases[-1])) if alive and isinstance(phases, list) and phases else "",
             "phase_s": now - (finite(status.get("phase_since")) or now) if alive else None,
             "main": None if main is None else _shown_metric(main, self.newest),
-            "validations": _validations(status.get("validations")),
+            "validations": self.validations(),
             "changed": plain(changed) if isinstance(changed, dict) else {},
-            "alarms": {printable(str(k)): printable(str(v)) for k, v in alarms.items()}
+            "alarms": {encodable(str(k)): encodable(str(v)) for k, v in alarms.items()}
             if isinstance(alarms, dict)
             else {},
             "steering": bool(status.get("steering")),
-            "host": printable(str(status.get("host") or "")),
+            "host": encodable(str(status.get("host") or "")),
         }
 
     def spark_line(self) -> list[float]:
@@ -249,7 +261,7 @@ class Catalog:
         left = MOST_FOLDERS
         for root in self.roots:
             if not root.is_dir():
-                self.problems.append(f"{printable(str(root))} is not there")
+                self.problems.append(f"{encodable(str(root))} is not there")
                 continue
             folders = [(str(root), 0)]
             while folders and left:
@@ -278,14 +290,14 @@ def _listing(folder: str, problems: list[str]) -> tuple[set[str], list[str]]:
             found = list(entries)
         return {entry.name for entry in found}, [e.path for e in found if not e.name.startswith(".") and e.is_dir()]
     except OSError as error:
-        problems.append(f"{printable(folder)}: {error.strerror}")
+        problems.append(f"{encodable(folder)}: {error.strerror}")
         return set(), []
 
 
 def _name(folder: Path, root: Path) -> str:
     """Path below the root; of a root that is a run itself, its last two parts."""
     inner = folder.relative_to(root) if folder.is_relative_to(root) else folder
-    return printable(inner.as_posix() if inner.parts else "/".join(folder.parts[-2:]))
+    return encodable(inner.as_posix() if inner.parts else "/".join(folder.parts[-2:]))
 
 
 def _id(folder: Path) -> str:
@@ -312,14 +324,6 @@ def _exists(pid: int) -> bool:
 def _shown_metric(name: str, line: dict[str, Any]) -> dict[str, Any]:
     value = finite(line.get(name))
     return {"name": name, "label": MAIN_METRICS[name], "value": value, "text": format_value(name, value)}
-
-
-def _validations(told: Any) -> dict[str, dict[str, float | None]]:
-    """Held-out accuracy by data source: first and last value, with their steps."""
-    if not isinstance(told, dict):
-        return {}
-    names = ("first_step", "first", "last_step", "last")
-    return {printable(str(s)): {n: finite(v.get(n)) for n in names} for s, v in told.items() if isinstance(v, dict)}
 
 
 def _thinned(values: list[float]) -> list[float]:

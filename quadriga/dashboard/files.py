@@ -102,6 +102,24 @@ def last_line(file: BinaryIO, size: int) -> dict[str, Any] | None:
         reach *= 8
 
 
+def newest_lines(file: BinaryIO, most: int) -> int:
+    """Where the newest so many lines begin; found from the end of the file, `MAX_LINE_BYTES` at most."""
+    end = place = file.seek(0, os.SEEK_END)
+    found = 0
+    while place > 0 and end - place < MAX_LINE_BYTES:
+        size = min(64 << 10, place)
+        place -= size
+        file.seek(place)
+        piece = file.read(size)
+        if found + piece.count(b"\n") > most:
+            for _ in range(found + piece.count(b"\n") - most):
+                at = piece.index(b"\n")
+                piece, place = piece[at + 1 :], place + at + 1
+            return place
+        found += piece.count(b"\n")
+    return place
+
+
 def finite(value: Any) -> float | None:
     """The value as a number that JSON can carry; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -113,7 +131,7 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def printable(text: str) -> str:
+def encodable(text: str) -> str:
     """The text as any encoder takes it: half a surrogate pair, of a file name that is no UTF-8 or of odd JSON, becomes "?"."""
     return text if text.isascii() else text.encode("utf-8", errors="replace").decode()
 
@@ -121,11 +139,11 @@ def printable(text: str) -> str:
 def plain(value: Any, depth: int = 12) -> Any:
     """Foreign JSON as any encoder takes it: no number that is not finite, no half surrogates, not nested without end."""
     if isinstance(value, str):
-        return printable(value)
+        return encodable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {printable(str(k)): plain(v, depth - 1) for k, v in value.items()} if depth else None
+        return {encodable(str(k)): plain(v, depth - 1) for k, v in value.items()} if depth else None
     if isinstance(value, list):
         return [plain(v, depth - 1) for v in value] if depth else None
     return value

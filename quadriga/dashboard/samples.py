@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quadriga.dashboard.catalog import Run
-from quadriga.dashboard.files import Unreadable, finite, open_inside, parse_line, plain, printable, read_lines
+from quadriga.dashboard.files import Unreadable, encodable, finite, open_inside, parse_line, plain, read_lines
 
 KINDS = ("train", "val")
 FLAGS = ("right", "wrong", "unparsed", "cut off", "crashed", "timed out")
@@ -197,7 +197,7 @@ def _text(value: Any) -> str | None:
         return None
     if isinstance(value, list) and all(isinstance(turn, dict) and "content" in turn for turn in value):
         value = "\n\n".join(f"[{turn.get('role', '?')}] {turn['content']}" for turn in value)
-    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = encodable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… {len(text) - MAX_TEXT:,} characters more"
 
 

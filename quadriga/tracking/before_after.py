@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quadriga.errors import printable
 from quadriga.tracking.run_directory import RunDirectory
 
 _LONGEST_TEXT = 400
@@ -71,8 +72,8 @@ def show_before_after(pairs: list[BeforeAfter], console: Console | None = None) 
         table.add_column(column, overflow="fold")
     for pair in pairs:
         table.add_row(
-            Text(shortened(pair.question)),
-            Text(shortened(pair.ground_truth), "bold"),
+            Text(printable(shortened(pair.question))),
+            Text(printable(shortened(pair.ground_truth)), "bold"),
             _answer(pair.before, pair.before_is_right),
             _answer(pair.after, pair.after_is_right),
         )
@@ -86,7 +87,8 @@ def shortened(text: str) -> str:
 
 
 def _answer(text: str, is_right: bool) -> Text:
-    return Text.assemble((f"{'✓' if is_right else '✗'} ", "bold green" if is_right else "bold red"), shortened(text))
+    mark = ("✓ ", "bold green") if is_right else ("✗ ", "bold red")
+    return Text.assemble(mark, printable(shortened(text)))
 
 
 def _by_prompt(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

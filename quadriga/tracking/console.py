@@ -51,14 +51,14 @@ class LiveView:
         console: where to draw; standard output by default.
         line_every: of lines, one every so many steps; a validation is always shown.
         live: panel (True) or lines (False); by default a panel if the console is a terminal that can redraw.
-        now: a clock in seconds; only differences count.
+        now: the clock of the events, in seconds.
     """
 
     def __init__(
         self,
         console: Console | None = None,
         live: bool | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
         line_every: int = 1,
     ) -> None:
         self.console = console or Console()
@@ -67,6 +67,7 @@ class LiveView:
         self._lock = threading.RLock()
         self._began = self._heard = self._phase_began = self._stepped = now()
         self._ended: float | None = None
+        self._is_stalled = False
         self._reminded = 0.0
         self._usual: dict[str, float] = {}
         self._line_every = line_every
@@ -130,7 +131,10 @@ class LiveView:
             rows.add_row("now", self._doing())
             title = " / ".join(part for part in (state.project, state.experiment) if part) or "quadriga"
             return Panel(
-                Group(self._progress(), rows), title=Text(title, "bold"), title_align="left", border_style="dim"
+                Group(self._progress(), rows),
+                title=Text(printable(title), "bold"),
+                title_align="left",
+                border_style="dim",
             )
 
     # ---- the panel's parts
@@ -164,8 +168,10 @@ class LiveView:
     def _doing(self) -> Text:
         if self.state.status:
             return Text(self.state.status, "bold" if self.state.status == "finished" else "bold yellow")
-        seconds = self._now() - self._phase_began
+        seconds = max(self._now() - self._phase_began, 0.0)
         name = _innermost(self.state.open_phases)
+        if self._is_stalled:
+            return Text(f"stalled: {_phase_label(name)} {in_words(seconds)}" if name else "stalled", "bold yellow")
         if not name:
             resting = "between phases" if self.state.step > self.state.start_step else "starting"
             return Text("training" if self.state.open_phases else resting, "dim")
@@ -182,15 +188,22 @@ class LiveView:
         """What to print for an event; the panel shows most of them itself."""
         kind = event["kind"]
         if kind == "step":
-            self._stepped = self._now()
+            self._stepped = event["time"]
             self._usual = self.state.phase_seconds() or self._usual
             is_due = event["step"] % self._line_every == 0 or event["step"] == self.state.total_steps
             shown = is_due or any(name.startswith("val/") for name in event["metrics"])
-            return [Text(self._step_line(event))] if shown and not self._live else []
+            return [Text(printable(self._step_line(event)))] if shown and not self._live else []
+        if kind == "start":
+            self._began = min(self._began, event["time"])
+            name = f"{event.get('project', '')}/{event.get('experiment', '')}"
+            return [] if self._live else [Text(printable(f"{name}: {self._plan()}"))]
         if kind == "phase":
-            self._phase_began = self._now()
+            self._phase_began = event["time"]
+        elif kind == "state":
+            self._is_stalled = event["state"] == "stalled"
+            return [self._doing()] if self._is_stalled and not self._live else []
         elif kind == "end":
-            self._ended = self._now()
+            self._ended = event["time"]
         elif kind == "message" and event.get("level") == "warning":
             return [Text(printable(f"warning: {event['text']}"), "yellow")]
         elif kind == "message":
@@ -204,8 +217,6 @@ class LiveView:
             return [Text(printable(told), "cyan")]
         elif kind == "lost":
             return [Text(f"{event['count']:,} events were not shown; metrics.jsonl has every step", "dim")]
-        elif kind == "start" and self._live is None:
-            return [Text(f"{event.get('project', '')}/{event.get('experiment', '')}: {self._plan()}")]
         return []
 
     def _plan(self) -> str:
@@ -246,7 +257,8 @@ class LiveView:
         usual = self._usual.get(name)
         hint = f" (usually {in_words(usual)})" if usual is not None else ""
         what = f"{_phase_label(name)} has been running" if name else "no news"
-        return [Text(f"step {self.state.step + 1}: {what} for {in_words(waited)}{hint}", "dim")]
+        seconds = max(waited, self._now() - self._phase_began) if name else waited
+        return [Text(f"step {self.state.step + 1}: {what} for {in_words(seconds)}{hint}", "dim")]
 
 
 def _labelled(metrics: dict[str, float | None], names: Iterable[str]) -> str:
@@ -262,6 +274,7 @@ def _labelled(metrics: dict[str, float | None], names: Iterable[str]) -> str:
 
 
 def _validation_text(source: str, first: float, last: float, first_step: int, last_step: int) -> Text:
+    source = printable(source)
     if first_step == last_step:
         return Text.assemble(f"{source} ", (f"{last:.1%}", "bold blue"), (f"  at step {last_step}", "dim"))
     return Text.assemble(f"{source} {first:.1%} → ", (f"{last:.1%}", "bold blue"), (f"  at step {last_step}", "dim"))
@@ -287,7 +300,7 @@ def _phase_bar(phases: dict[str, float]) -> Text:
 
 def _phase_label(name: str) -> str:
     metric = METRICS.get(f"timing_s/{name}")
-    return metric.label if metric and metric.label else name.replace("_", " ")
+    return metric.label if metric and metric.label else printable(name).replace("_", " ")
 
 
 def _innermost(phases: list[str]) -> str:

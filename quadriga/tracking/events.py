@@ -2,13 +2,14 @@
 
 An event is a small dict that survives any transport: `{"kind": …, "time": …, **payload}`. The kinds:
 
-    start     project, experiment, total_steps, start_step, run_directory    once, before the first step
+    start     project, experiment, total_steps, start_step, run_directory    before the first step; again after a restart
     phase     step, open: names of the phases that are running, outermost first
     step      step, metrics: {name: number or None}                          as in metrics.jsonl
     message   level: "info" or "warning", text
     alarm     step, name, text, look: a detector fired, see `alarms`
     steered   step, command, result: somebody told the run something, see `steering`
     restart   number, at_most, text: workers have died, and others take their place
+    state     state: "running" or "stalled"; made by who watches from outside
     end       status: "finished", "stopped" or "failed"; error: what ended it, where something did
     lost      count: so many events were dropped before they were asked for
 """

@@ -55,7 +55,7 @@ class RunState:
         """Take one event in."""
         kind = event["kind"]
         if kind == "start":
-            for name in ("project", "experiment", "run_directory", "start_step", "total_steps"):
+            for name in ("project", "experiment", "run_directory", "start_step", "total_steps", "validations"):
                 setattr(self, name, event.get(name, getattr(self, name)))
             self.step, self.status = self.start_step, ""
             self._steps_ended.append(event["time"])

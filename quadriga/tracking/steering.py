@@ -46,7 +46,7 @@ SETTABLE: dict[type, tuple[str, ...]] = {
         "critic.cliprange_value",
         *_SCHEDULE,
     ),
-    **{schema: ("optim.lr", *_SCHEDULE) for schema in SCHEMAS.values()},
+    **dict.fromkeys(SCHEMAS.values(), ("optim.lr", *_SCHEDULE)),
 }
 """Configuration → its keys that can be set while a run goes on."""
 NOT_DONE = "not done: "

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from quadriga.atomic_file import write_atomically
+from quadriga.errors import printable
 from quadriga.tracking.before_after import BeforeAfter, before_after_of_run, shortened, show_before_after
 from quadriga.tracking.curves import Panel, run_panels
 from quadriga.tracking.durations import in_words
@@ -147,7 +148,7 @@ def show_summary(summary: RunSummary, panels: list[Panel], console: Console | No
     facts = _facts(summary)
     width = max(len(label) for label, _ in facts)
     for label, value in facts:  # soft-wrapped: a long path stays one piece that can be copied
-        console.print(Text.assemble((label.ljust(width + 3), "dim"), value), soft_wrap=True)
+        console.print(Text.assemble((printable(label).ljust(width + 3), "dim"), printable(value)), soft_wrap=True)
 
 
 def report(

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
+from quadriga.errors import printable
 from quadriga.tracking.curves import Panel, Points, ticks
 
 _COLORS = ("bold bright_blue", "yellow", "green", "magenta", "red")
@@ -38,7 +39,8 @@ def draw_chart(panel: Panel, width: int = 72, height: int = 11) -> Text:
 def _title(panel: Panel, margin: int) -> Text:
     text = Text(" " * (margin + 2)).append(panel.title, "bold")
     for curve in panel.curves:
-        text.append("   ").append(f"━ {curve.label} {panel.format(curve.smooth[-1][1])}", _COLORS[curve.color])
+        label = printable(f"━ {curve.label} {panel.format(curve.smooth[-1][1])}")
+        text.append("   ").append(label, _COLORS[curve.color])
     return text.append("\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,25 +15,37 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
+
+from run_folders import metrics_line, write_run, write_status
+
 from quadriga.cli import run
+from quadriga.commands.watch import Follower
 from quadriga.config.schema import Config
+from quadriga.dashboard.catalog import Run
 from quadriga.tracking import RunDirectory, Tracking
 from quadriga.tracking.steering import Steering
+from quadriga.tracking.summary import report
 
 
-def record(folder: Path, steps: int, score: float, lr: float = 1e-6, **trainer: Any) -> Tracking:
-    """A run of this process that has taken some steps and lives until it is closed."""
+def make_config(folder: Path, lr: float = 1e-6, **trainer: Any) -> Config:
     config = Config()
     config.trainer.default_local_dir, config.trainer.experiment_name = str(folder), folder.name
     config.trainer.logger = []
     config.actor_rollout_ref.actor.optim.lr = lr
     for name, value in trainer.items():
         setattr(config.trainer, name, value)
-    tracking = Tracking(config, RunDirectory(folder))
+    return config
+
+
+def record(folder: Path, steps: int, score: float, lr: float = 1e-6, **trainer: Any) -> Tracking:
+    """A run of this process that has taken some steps and lives until it is closed."""
+    tracking = Tracking(make_config(folder, lr, **trainer), RunDirectory(folder))
     tracking.events.append("start", {"total_steps": 10, "start_step": 0, "project": "p", "experiment": folder.name})
     for step in range(1, steps + 1):
         tracking.log(step, {"critic/score/mean": score * step / steps, "actor/entropy": 0.5, "timing_s/step": 1.0})
@@ -87,6 +100,42 @@ def test_samples_are_read_by_step_and_filter(root: Path, capsys: pytest.CaptureF
     assert "--step 7" in capsys.readouterr().err
 
 
+def test_nothing_in_a_run_can_steer_the_terminal(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model, a reward or a stranger's run may have written what a terminal obeys: a title, a cleared screen."""
+    bad = "\x1b]0;owned\x07\x9b2J\r\x08<"
+    folder = root / "p" / f"odd{bad}"
+    write_run(folder, steps=20, state="failed", error=bad, alarms={bad: bad}, changed={bad: bad}, experiment=bad)
+    write_status(
+        folder,
+        state="failed",
+        error=bad,
+        alarms={bad: bad},
+        validations={bad: {"first_step": 0, "first": 0.1, "last_step": 20, "last": 0.2}},
+    )
+    (folder / "config.yaml").write_text(json.dumps({"data": {bad: bad}}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 21, "time": time.time(), f"val/{bad}/acc/mean@1": 0.5}) + "\n")
+    told = {"kind": "alarm", "time": 1.0, "step": 1, "name": bad, "text": bad, "look": bad}
+    (folder / "events.jsonl").write_text(json.dumps(told) + "\n")
+    row = {"uid": bad, "prompt": bad, "response": bad, "score": 0.0, "ground_truth": bad, "outcome": bad, "pred": bad}
+    for step in (0, 20):
+        RunDirectory(folder).write_samples(step, [row], "val")
+    monkeypatch.setattr("sys.argv", ["quadriga"])
+    name = str(folder)
+    for words in (["runs"], ["runs", "--json"], ["samples", name], ["samples", name, "--json"], ["watch", name]):
+        run(words)
+    run(["compare", name, "good", "--metric", "val/"])
+    run(["compare", name, "good", "--json"])
+    report(RunDirectory(folder))
+    seen = capsys.readouterr()
+    assert "odd" in seen.out
+    assert r"\x1b]0;owned" in seen.out
+    controls = {c for c in seen.out + seen.err if not c.isprintable()} - {"\n"}
+    assert not controls, "".join(line for line in seen.out.splitlines(True) if set(line) & controls)[:500]
+
+
 def test_a_run_is_watched_from_another_process_until_it_ends(root: Path) -> None:
     tracking = record(root / "p" / "live", 2, 0.5)
     command = [sys.executable, "-m", "quadriga", "watch", "live"]
@@ -105,12 +154,89 @@ def test_a_run_is_watched_from_another_process_until_it_ends(root: Path) -> None
     assert text.endswith("p/live finished at step 3\n")
 
 
-def test_a_live_run_is_told_and_answers(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from types import SimpleNamespace
+def seen_by_watch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the panel of `quadriga watch` shows of a run as it stands."""
+    from rich.console import Console
 
+    from quadriga.tracking.console import LiveView
+
+    run = Run(folder, folder.name, "id")
+    run.refresh()
+    view = LiveView(Console(file=io.StringIO()), live=True)
+    view.update(Follower(run).news(run.state(time.time())))
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(view.render())
+    return console.export_text()
+
+
+def test_a_stalled_run_is_seen_to_be_stalled_and_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    phase = {"phases": ["step", "gen"], "phase_since": now - 1200, "phase_usual_s": 0.5}
+    folder = write_run(tmp_path / "hangs", steps=20, state="running", total=40, **phase)
+    text = seen_by_watch(folder, monkeypatch)
+    assert "stalled: gen 20 min" in text
+    assert "0:40 elapsed" in text, "it began 20 steps of 2 s ago"
+    assert "arithmetic 40.0% →" in text, "the first validation may be far back"
+    write_status(folder, state="running", step=20, total_steps=40, **{**phase, "phase_since": now - 30})
+    assert "gen 30 s" in seen_by_watch(folder, monkeypatch)
+
+
+def test_of_a_long_run_only_the_newest_steps_are_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "long", steps=20_000, state="running", total=30_000)
+    run = Run(folder, "long", "id")
+    run.refresh()
+    follower = Follower(run)
+    steps = [event["step"] for event in follower.news("running") if event["kind"] == "step"]
+    assert steps == list(range(19_001, 20_001))
+    assert follower.news("running") == []
+
+
+def test_a_watched_run_that_is_resumed_shows_its_new_steps_and_no_old_ones_again(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=10, state="running", total=20)
+    run = Run(folder, "run", "id")
+    run.refresh()
+    follower = Follower(run)
+    follower.news("running")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    again = json.dumps(metrics_line(9, 20, 0.5, time.time() + 1)) + "\n"
+    (folder / "cut").write_text("".join(lines[:8]) + again * 2 + "x" * len("".join(lines)))
+    (folder / "cut").replace(folder / "metrics.jsonl")
+    write_status(folder, state="running", step=8, start_step=8, total_steps=20, started=time.time())
+    run.refresh()
+    news = follower.news("running")
+    assert news[0]["kind"] == "start"
+    assert [event["step"] for event in news if event["kind"] == "step"] == [9, 9]
+
+
+def test_a_watcher_outlives_a_restart_of_the_workers(root: Path) -> None:
+    tracking = record(root / "p" / "live", 2, 0.5)
+    command = [sys.executable, "-m", "quadriga", "watch", "live"]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root.parent)
+    try:
+        assert watcher.stdout is not None
+        assert "step 1/10" in watcher.stdout.readline() + watcher.stdout.readline()
+        tracking.events.append("restart", {"number": 1, "at_most": 3, "text": "workers died\nrestart 1 of at most 3"})
+        tracking.events.append("phase", {"step": 3, "open": ["restart"]})
+        tracking.close()
+        time.sleep(1.0)
+        assert watcher.poll() is None
+        again = Tracking(make_config(root / "p" / "live"), RunDirectory(root / "p" / "live"), resumed_step=1)
+        again.events.append("start", {"total_steps": 10, "start_step": 1, "project": "p", "experiment": "live"})
+        again.log(2, {"critic/score/mean": 0.75})
+        end(again, "finished")
+        text, _ = watcher.communicate(timeout=30)
+    finally:
+        watcher.kill()
+    assert watcher.returncode == 0, text
+    assert "restart 1 of at most 3" in text
+    assert "step 2/10 · reward 0.750" in text
+
+
+def test_a_live_run_is_told_and_answers(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracking = record(root / "p" / "live", 3, 0.5, steering=True)
-    steering = Steering(root / "p" / "live", True, lambda told: tracking.events.append("steered", told))
-    trainer: Any = SimpleNamespace(step=3, config=Config(), crew=SimpleNamespace(), stop_requested=False)
+    config = make_config(root / "p" / "live", steering=True)
+    steering = Steering(root / "p" / "live", config, lambda told: tracking.events.append("steered", told), print)
+    trainer: Any = SimpleNamespace(step=3, config=config, set_key=lambda key, value: "", stop_requested=False)
     over = threading.Event()
 
     def step_by_step() -> None:
@@ -125,6 +251,8 @@ def test_a_live_run_is_told_and_answers(root: Path, capsys: pytest.CaptureFixtur
         assert "-1 → 5" in capsys.readouterr().out
         assert trainer.config.trainer.save_freq == 5
         assert run(["tell", "live", "set", "actor.optim.lr=fast"]) == 1
+        assert run(["tell", "live", "set", "actor.kl_loss_coef=0.5", "--root", "elsewhere", "--root", "outputs"]) == 1
+        assert "not done: it has no effect" in capsys.readouterr().out
     finally:
         over.set()
         thread.join()

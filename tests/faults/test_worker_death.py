@@ -139,7 +139,9 @@ def test_a_run_that_was_told_something_is_told_the_same_after_a_restart(ray_sess
         with Onlooker(tmp_path / name) as seen:
             run_ppo(configuration(task, tmp_path / name, "grpo", 1, **trainer), ToldRunner)
     assert restarts(tmp_path / "faulty") == 1
-    assert not {"failed", "interrupted"} & set(seen.states), "to whoever looks, a run whose workers are replaced goes on"
+    assert not {"failed", "interrupted"} & set(seen.states), (
+        "to whoever looks, a run whose workers are replaced goes on"
+    )
     assert "restart" in seen.phases
     (told,) = [event for event in events_of(tmp_path / "faulty") if event["kind"] == "restart"]
     assert (told["number"], told["at_most"], told["step"]) == (1, 3, 3)

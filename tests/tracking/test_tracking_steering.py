@@ -13,7 +13,6 @@ from quadriga.config.supervised_schema import SFTConfig
 from quadriga.errors import ConfigError
 from quadriga.tracking.steering import Command, Steering, parse_command, tell
 
-
 LR = "actor_rollout_ref.actor.optim.lr"
 
 
@@ -232,7 +231,9 @@ def test_other_processes_do_what_the_one_that_reads_was_told(tmp_path: Path) -> 
 
     heard, other = Heard(tmp_path, share=put), Heard.__new__(Heard)
     other.shown, other.said = [], []
-    other.steering = Steering(None, steerable_config(), other.shown.append, other.said.append, share=lambda _: box.pop())
+    other.steering = Steering(
+        None, steerable_config(), other.shown.append, other.said.append, share=lambda _: box.pop()
+    )
     tell(tmp_path, parse_command(["set", "actor.optim.lr=5e-4"]))
     first, second = Trainer(1), Trainer(1)
     heard.obeys(first, 1)

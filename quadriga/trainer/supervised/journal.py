@@ -34,7 +34,9 @@ class Journal:
     keeps_samples = True
 
     def __init__(self, config: Any, folder: Path, step: int, total_steps: int, resumed_step: int | None) -> None:
-        began = time.time()  # of the run, for whoever tells it something: that is possible once its files say that it lives
+        began = (
+            time.time()
+        )  # of the run, for whoever tells it something: that is possible once its files say that it lives
         self.directory = RunDirectory(folder)
         self.events = EventLog()
         self._trainer = config.trainer
