@@ -56,7 +56,7 @@ def correct_rollout(
 ) -> RolloutCorrection:
     """Weights, mask and metrics for a batch, by the keys of `algorithm.rollout_correction`; see the module's docstring.
 
-    `rollout_is_batch_normalize` divides the weights by their mean over the tokens kept. Metrics, besides those of
+    `rollout_is_batch_normalize` divides the weights by their mean, over the tokens or over the sequences kept. Metrics, besides those of
     `mismatch_metrics`: `rollout_corr/is_mean` (before that division) and `rollout_corr/ess` of the weights in use,
     `rollout_corr/is_clipped_fraction` (tokens outside the bounds), `rollout_corr/masked_fraction` and
     `rollout_corr/seq_masked_fraction` (tokens and rows that no longer contribute); with `token_versions[B, T]` and `version`
@@ -74,7 +74,9 @@ def correct_rollout(
         weights, clipped = importance_weights(d, kept, rollout_is, rollout_is_threshold)
         mean = masked_sum(weights, kept) / kept.sum().clamp(min=1)
         if rollout_is_batch_normalize:
-            weights = weights / mean.clamp(min=torch.finfo(mean.dtype).tiny)
+            counted = kept if rollout_is == "token" else _first_tokens(kept)  # a sequence has one weight, however long
+            divisor = masked_sum(weights, counted) / counted.sum().clamp(min=1)
+            weights = weights / divisor.clamp(min=torch.finfo(divisor.dtype).tiny)
         metrics["rollout_corr/is_mean"] = mean
         metrics["rollout_corr/is_clipped_fraction"] = masked_mean(clipped.to(d.dtype), mask)
         metrics["rollout_corr/ess"] = effective_sample_size(weights, kept)
@@ -83,6 +85,11 @@ def correct_rollout(
     had_tokens = mask.any(-1)
     metrics["rollout_corr/seq_masked_fraction"] = masked_mean((~contributes.any(-1)).to(d.dtype), had_tokens)
     return RolloutCorrection(weights, kept, metrics)
+
+
+def _first_tokens(mask: Tensor) -> Tensor:
+    """The mask with nothing but each row's first token."""
+    return mask & (mask.cumsum(-1) == 1)
 
 
 def importance_weights(d: Tensor, mask: Tensor, level: str, threshold: float | str) -> tuple[Tensor, Tensor]:

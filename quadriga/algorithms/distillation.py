@@ -6,7 +6,8 @@ d = student's log-prob − teacher's, of the sampled token. Under the student E[
 gradients do not: `k1` has expectation 0 (refused), `k2`, `k1+` and `k3+` that of the reverse KL, `k3` that of the *forward*
 KL, and its clamps take the gradient from surprising tokens. Tokens of an older student count times sg[ρ].
 
-**As an advantage** (`distillation_advantage`): A_t = −sg[clamp(d, ±10)], undiscounted and not whitened, for the policy loss.
+**As an advantage** (`distillation_advantage`): A_t = −sg[clamp(d, ±10)], undiscounted and not whitened, for the policy loss; or
+minus another estimate of the divergence.
 
 **From the teacher's top k** (`top_k_divergence`): the student's log-probs of the same ids under its full softmax; what lies
 outside the set, the tail, is one more outcome (`bucket`: a lower bound of the whole divergence that is 0 only where both
@@ -31,10 +32,28 @@ SMALLEST_TAIL = 1e-7
 
 
 @torch.no_grad()
-def distillation_advantage(log_prob: Tensor, teacher_log_prob: Tensor, mask: Tensor) -> Tensor:
-    """−clamp(d, ±10) on the mask, 0 elsewhere; all `[B, T]`. A token that the teacher likes better than the student is good."""
-    d = torch.where(as_bool(mask), log_prob - teacher_log_prob, 0)
-    return -d.clamp(-KL_BOUND, KL_BOUND)
+def distillation_advantage(
+    log_prob: Tensor,
+    teacher_log_prob: Tensor,
+    mask: Tensor,
+    loss_mode: str = "k1",
+    loss_max_clamp: float | None = None,
+    log_prob_min_clamp: float | None = None,
+) -> Tensor:
+    """Minus the estimate `loss_mode` of each token within ±`loss_max_clamp` (10), 0 off the mask; all `[B, T]`.
+
+    With k1 a token that the teacher likes better than the student is good. `log_prob_min_clamp` holds both log-probs up.
+    """
+    mask = as_bool(mask)
+    student, teacher = _held_up(log_prob, teacher_log_prob, mask, log_prob_min_clamp)
+    bound = KL_BOUND if loss_max_clamp is None else loss_max_clamp
+    return -kl_estimate(student, teacher, loss_mode).clamp(-bound, bound)
+
+
+def _held_up(student: Tensor, teacher: Tensor, mask: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
+    """Both log-probs, at least `floor`, and 0 off the mask."""
+    student, teacher = torch.where(mask, student, 0), torch.where(mask, teacher, 0)
+    return (student, teacher) if floor is None else (student.clamp(min=floor), teacher.clamp(min=floor))
 
 
 def sampled_token_loss(
@@ -45,14 +64,16 @@ def sampled_token_loss(
     loss_agg: Aggregation,
     loss_mode: str = "k3+",
     old_log_prob: Tensor | None = None,
+    rollout_is_weights: Tensor | None = None,
     loss_max_clamp: float | None = None,
     log_prob_min_clamp: float | None = None,
     ratio_cap: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reverse KL from the sampled tokens `[B, T]`; see the module's docstring for `loss_mode`.
 
-    With `old_log_prob` tokens count times sg[ρ], at most `ratio_cap` times. `log_prob_min_clamp` holds both log-probs up,
-    `loss_max_clamp` the token's value within ±. Returns these rows' share of the mini-batch's loss, with gradient, and
+    With `old_log_prob` tokens count times sg[ρ], at most `ratio_cap` times, and times `rollout_is_weights` where older weights
+    than those of `old_log_prob` sampled them. `log_prob_min_clamp` holds both log-probs up, `loss_max_clamp` the token's
+    value within ±. Returns these rows' share of the mini-batch's loss, with gradient, and
     metrics `distillation/*`.
     """
     if loss_mode in ("k1", "kl"):
@@ -61,9 +82,7 @@ def sampled_token_loss(
             f"set {KEYS}.use_policy_gradient=True, or loss_mode=k2 or k1+",
         )
     mask = as_bool(response_mask)
-    student, teacher = torch.where(mask, log_prob, 0), torch.where(mask, teacher_log_prob, 0)
-    if log_prob_min_clamp is not None:
-        student, teacher = student.clamp(min=log_prob_min_clamp), teacher.clamp(min=log_prob_min_clamp)
+    student, teacher = _held_up(log_prob, teacher_log_prob, mask, log_prob_min_clamp)
     per_token = kl_estimate(student, teacher, loss_mode)
     if loss_max_clamp is not None:
         per_token = per_token.clamp(-loss_max_clamp, loss_max_clamp)
@@ -71,6 +90,8 @@ def sampled_token_loss(
         moved = torch.where(mask, log_prob - old_log_prob, 0).detach()
         ratio = moved.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
         per_token = per_token * (ratio if ratio_cap is None else ratio.clamp(max=ratio_cap))
+    if rollout_is_weights is not None:
+        per_token = per_token * rollout_is_weights.detach()
     return loss_agg(per_token, mask), _figures(per_token, mask, loss_agg)
 
 

@@ -33,6 +33,8 @@ from quadriga.algorithms.masked import as_bool, masked_sum, token_counts
 from quadriga.errors import ConfigError, DataError
 from quadriga.registry import Registry
 
+SMALLEST_WEIGHT = 1e-10
+"""As what a rollout weight of 0 counts in a geometric mean."""
 _BY_TOKEN = (
     "response_mask",
     "old_log_prob",
@@ -206,14 +208,18 @@ def geo_mean(
     """GMPO (Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv 2507.20673).
 
     ℓ_i = −A_i · (Π_t κ_t)^(1/len_i), on each of the row's tokens; A_i is the row's mean advantage. Each token's ratio
-    is clipped on one side, in log space: log κ = min(log ρ, high) for A_i > 0, max(log ρ, −low) otherwise.
+    is clipped on one side, in log space: log κ = min(log ρ, high) for A_i > 0, max(log ρ, −low) otherwise. Rollout weights
+    count by their geometric mean over the row.
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     log_ratio = log_ratio_of(log_prob, old_log_prob, response_mask)
     advantage = row_mean(advantages, response_mask)
     clipped = torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
-    per_token = (-advantage * row_mean(clipped, response_mask).exp()).expand_as(log_ratio)
-    return loss_agg(weighted(per_token, rollout_is_weights), response_mask), {
+    per_row = -advantage * row_mean(clipped, response_mask).exp()
+    if rollout_is_weights is not None:
+        log_weight = rollout_is_weights.detach().clamp(min=SMALLEST_WEIGHT).log()
+        per_row = per_row * row_mean(log_weight, response_mask).exp()
+    return loss_agg(per_row.expand_as(log_ratio), response_mask), {
         "actor/pg_clipfrac": loss_agg.token_mean((clipped != log_ratio).to(log_ratio.dtype), response_mask),
         "actor/ppo_kl": loss_agg.token_mean(-log_ratio, response_mask),
     }

@@ -13,7 +13,7 @@ from quadriga.errors import ConfigError
 FLAG, WRITE = "--from-verl", "--write"
 KINDS: dict[str, Kind] = {"train": "rl", "plan": "rl", "sft": "sft"}
 """Commands that take verl's arguments."""
-ORDER = (Verdict.TRANSLATED, Verdict.DEFAULT, Verdict.ASIDE, Verdict.REFUSED)
+ORDER = (Verdict.TAKEN, Verdict.TRANSLATED, Verdict.DEFAULT, Verdict.ASIDE, Verdict.REFUSED)
 
 
 def understand(command: str, arguments: list[str], defaults: bool | None = None) -> list[str]:
@@ -60,7 +60,7 @@ def _take_target(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 
 def show(translation: Translation, console: Any = None) -> None:
-    """Everything that is not simply taken over, as one table."""
+    """Everything that is not simply taken over, or of which there is something to say, as one table."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -69,7 +69,7 @@ def show(translation: Translation, console: Any = None) -> None:
     rows = list(translation.rows.values())
     counts = ", ".join(
         f"{sum(row.verdict is verdict for row in rows)} {verdict}"
-        for verdict in (Verdict.TAKEN, *ORDER)
+        for verdict in ORDER
         if any(row.verdict is verdict for row in rows)
     )
     table = Table(title=f"verl's command line: {counts}", title_justify="left", title_style="bold")
@@ -77,7 +77,8 @@ def show(translation: Translation, console: Any = None) -> None:
         table.add_column(column, overflow="fold")
     for verdict in ORDER:
         for row in rows:
-            if row.verdict is verdict:
+            plain = row.verdict is Verdict.TAKEN and not (row.here and row.note)
+            if row.verdict is verdict and not plain:
                 table.add_row(*map(Text, (_said(row), verdict, row.here, row.note)))
     console.print(table if table.row_count else f"verl's command line: {counts or 'empty'}")
 

@@ -89,6 +89,11 @@ class Translation:
             self.settings.pop(path, None)
         self.rows[key] = Row(key, self.given.get(key), Verdict.ASIDE, note=note)
 
+    def say(self, key: str, note: str) -> None:
+        """Something to know about what became of `key`."""
+        row = self.rows[key]
+        self.rows[key] = replace(row, note=f"{row.note}; {note}" if row.note else note)
+
     def refuse(self, key: str, why: str, instead: str) -> None:
         self.rows[key] = Row(key, self.given.get(key), Verdict.REFUSED, note=why, instead=instead)
 
@@ -271,6 +276,8 @@ def _place_own(result: Translation, key: str, path: str, value: Any) -> None:
                 result.set_aside(key, note)
                 return
     result.set(path, value, key, note, verdict)
+    if key == path and path in result.table.changed:
+        result.say(key, result.table.changed[path])
 
 
 def _can_translate(found: Any) -> bool:

@@ -1,16 +1,14 @@
-"""What of a verl command line can only be judged as a whole: numbers that depend on each other, keys that two versions read differently."""
+"""What of a verl command line can only be judged as a whole: sizes and layout, which change no result; `verl_meanings` has the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from quadriga.compat import verl_meanings as meanings
 from quadriga.compat.translation import Translation
 from quadriga.config.foreign_keys import Kind
 from quadriga.tracking.sinks import SINKS, sink_problems
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 POLICY, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref{name}" for name in ("", ".actor", ".rollout", ".ref"))
 SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
@@ -22,13 +20,8 @@ BUDGETS = (
     ("reward_model.max_token_len_per_gpu", "reward_model"),
 )
 """Token budgets, and the section whose sequence parallelism multiplies them in verl."""
-SEQUENCE_LOSSES = ("gspo", "sapo")
-"""Losses for which verl always averages over sequences, whatever loss_agg_mode says."""
 NEW_SFT = ("engine", "checkpoint", "model.path", "optim.lr_scheduler_type", "data.pad_mode", "data.use_dynamic_bsz")
 """Keys, or their first words, that only verl's newer supervised trainer has."""
-
-LONE_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo")
-"""Group estimators that give a lone response its raw score in verl."""
 
 Rule = Callable[[Translation], None]
 
@@ -47,11 +40,9 @@ def rules_for(kind: Kind) -> tuple[Rule, ...]:
         check_generation_batch,
         choose_warm_up,
         choose_clip_range,
-        sample_in_validation,
-        drop_dead_aggregation,
         name_own_manager,
         run_ahead,
-        judge_lone_responses,
+        *meanings.RULES,
     )
 
 
@@ -59,9 +50,10 @@ def assumed_defaults(command: Translation, wanted: bool | None) -> dict[str, Any
     """verl's defaults for what the command line leaves open, where they are not Quadriga's."""
     if command.kind == "sft" and wanted is None:
         wanted = any(key == new or key.startswith(f"{new}.") for key in command.given for new in NEW_SFT)
-    if wanted is False:
-        return {}
-    return {path: value for path, value in command.table.defaults.items() if path not in command.settings}
+    held = {} if wanted is False else dict(command.table.defaults)
+    if command.kind == "rl":
+        held |= meanings.defaults_by_choice(command)
+    return {path: value for path, value in held.items() if path not in command.settings}
 
 
 def _gpus(command: Translation) -> int:
@@ -196,23 +188,6 @@ def choose_clip_range(command: Translation) -> None:
         command.set(key, command.settings[key], key, note)
 
 
-def sample_in_validation(command: Translation) -> None:
-    """verl's validation samples at the temperature of val_kwargs; its do_sample is only read by older ways to generate."""
-    section = f"{ROLLOUT}.val_kwargs"
-    temperature, key = command.settings.get(f"{section}.temperature"), f"{section}.do_sample"
-    if isinstance(temperature, int | float) and temperature > 0 and key not in command.settings:
-        note = f"and {key}=True: verl samples wherever the temperature is above 0"
-        command.settings[key] = True
-        command.source[key] = f"{section}.temperature"
-        command.set(f"{section}.temperature", temperature, f"{section}.temperature", note)
-
-
-def drop_dead_aggregation(command: Translation) -> None:
-    loss, key = command.settings.get(f"{ACTOR}.policy_loss.loss_mode"), f"{ACTOR}.loss_agg_mode"
-    if loss in SEQUENCE_LOSSES and key in command.settings:
-        command.set_aside(key, f"verl always averages over sequences with {loss}")
-
-
 def name_own_manager(command: Translation) -> None:
     """A reward manager from a module of the user's own has one name here, module:class."""
     given, manager = command.given, "reward_model.reward_manager"
@@ -246,17 +221,3 @@ def run_ahead(command: Translation) -> None:
         "async_training.staleness", steps if isinstance(steps, int) else 1, ahead if ahead in command.given else mode
     )
     command.set("async_training.mode", "free", mode, "samples in flight go on under new weights")
-
-
-def judge_lone_responses(command: Translation) -> None:
-    """A group of one response has its raw score as advantage in verl, and 0 here, with which nothing would be learned."""
-    key = "algorithm.adv_estimator"
-    if command.settings.get(key) in LONE_ESTIMATORS and command.get(f"{ROLLOUT}.n") == 1:
-        note = "with one response a prompt verl's advantage is the raw score"
-        command.set(key, f"{__name__}:{raw_score.__name__}", command.source[key], note)
-
-
-def raw_score(*, token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """REINFORCE without a baseline: the row's score on each of its tokens, as advantages and as returns `[B, T]`."""
-    advantages = token_level_rewards.sum(-1, keepdim=True) * (response_mask != 0)
-    return advantages, advantages

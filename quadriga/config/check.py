@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from quadriga.config.algorithm_check import report_algorithm
 from quadriga.config.batch_arithmetic import report_batch_sizes
 from quadriga.config.distillation import check_distillation
 from quadriga.config.exactness import report_exactness
 from quadriga.config.experts import report_experts
-from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS, TOKEN_BASELINES
 from quadriga.config.needs import (
-    learns_from_rewards,
     need_critic,
     need_reference_policy,
     need_reward_model,
@@ -21,7 +20,6 @@ from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.parallel import SEQUENCE_KEY, report_parallel
 from quadriga.config.placement import placement_of
 from quadriga.config.profiling import report_profiling
-from quadriga.config.rollout_correction import report_rollout_correction
 from quadriga.config.schema import Config
 from quadriga.config.tensor_parallel import report_tensor_parallel
 from quadriga.config.typed import Problems
@@ -46,8 +44,7 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
         return
     report_batch_sizes(config, problems)
     _data(config, problems)
-    _algorithm(config, problems)
-    report_rollout_correction(config.algorithm.rollout_correction, problems)
+    report_algorithm(config, problems)
     _parallel_update(config, problems)
     _passes(config, problems)
     _sampling(config, problems)
@@ -92,90 +89,6 @@ def _data(config: Config, problems: Problems) -> None:
     ):
         if path is not None and class_name is None:
             problems.add(f"{path_key}={path}, but {name_key} is not set", f"set {name_key} to the class in that file")
-
-
-def _algorithm(config: Config, problems: Problems) -> None:
-    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    if estimator in GROUP_ESTIMATORS and n < 2 and learns_from_rewards(config):
-        problems.add(
-            f"algorithm.adv_estimator={estimator} compares the responses to a prompt, but {ROLLOUT}.n={n}: "
-            "every advantage would be 0 and nothing would be learned",
-            f"set {ROLLOUT}.n=2 or more (8 is usual), or algorithm.adv_estimator=gae",
-        )
-    if config.algorithm.filter_groups.enable and n < 2:
-        problems.add(
-            "algorithm.filter_groups.enable=True drops groups whose responses all score the same, but "
-            f"{ROLLOUT}.n={n}: every group would be dropped",
-            f"set {ROLLOUT}.n=2 or more, or algorithm.filter_groups.enable=False",
-        )
-    if estimator == "gae" and config.critic.enable is False:
-        problems.add(
-            "algorithm.adv_estimator=gae needs the values of a critic, but critic.enable=False",
-            "remove critic.enable, or set algorithm.adv_estimator=grpo",
-        )
-    if config.critic.enable and estimator in ADV_ESTIMATORS and estimator != "gae":
-        problems.add(
-            f"critic.enable=True, but algorithm.adv_estimator={estimator} does not use its values",
-            "remove critic.enable, or set algorithm.adv_estimator=gae",
-        )
-    _losses_and_estimators(config, problems)
-    steps = config.trainer.total_training_steps
-    if steps is not None and need_critic(config) and config.trainer.critic_warmup >= steps:
-        problems.add(
-            f"trainer.critic_warmup={config.trainer.critic_warmup} covers all of trainer.total_training_steps={steps}: "
-            "the policy would never be updated",
-            f"set trainer.critic_warmup={steps - 1} or less",
-        )
-
-
-def _losses_and_estimators(config: Config, problems: Problems) -> None:
-    """Options that a loss or an estimator cannot do without, or cannot be had with."""
-    algorithm, loss = config.algorithm, config.actor_rollout_ref.actor.policy_loss
-    correction, keys = algorithm.rollout_correction, algorithm.gdpo_reward_keys
-    if loss.loss_mode == "dro" and loss.dro_beta is None:
-        problems.add(
-            f"{ACTOR}.policy_loss.loss_mode=dro needs its pull towards the old policy",
-            f"set {ACTOR}.policy_loss.dro_beta, e.g. to 0.1",
-        )
-    if loss.loss_mode == "prime_rl" and not correction.bypass_mode:
-        problems.add(
-            f"{ACTOR}.policy_loss.loss_mode=prime_rl compares with the policy that sampled, not with recomputed log-probs",
-            "set algorithm.rollout_correction.bypass_mode=True",
-        )
-    if correction.loss_type == "reinforce":
-        if not correction.bypass_mode:
-            problems.add(
-                "algorithm.rollout_correction.loss_type=reinforce belongs to bypass_mode, which is off",
-                "set algorithm.rollout_correction.bypass_mode=True, or policy_loss.loss_mode=gpg for a plain policy gradient",
-            )
-        if loss.loss_mode not in ("vanilla", "gpg"):
-            problems.add(
-                f"algorithm.rollout_correction.loss_type=reinforce replaces {ACTOR}.policy_loss.loss_mode={loss.loss_mode}",
-                "remove one of them",
-            )
-    if algorithm.adv_estimator == "gdpo":
-        if not keys:
-            problems.add(
-                "algorithm.adv_estimator=gdpo compares several rewards, and algorithm.gdpo_reward_keys names none",
-                "set it to keys of the dict that your reward function returns, e.g. [accuracy,format]",
-            )
-        weights = algorithm.gdpo_reward_weights
-        if weights is not None and len(weights) != len(keys):
-            problems.add(
-                f"algorithm.gdpo_reward_weights has {len(weights)} weights for {len(keys)} of algorithm.gdpo_reward_keys",
-                "give one for each",
-            )
-        if algorithm.use_kl_in_reward:
-            problems.add(
-                "algorithm.use_kl_in_reward=True changes the score, which algorithm.adv_estimator=gdpo does not read",
-                f"set {ACTOR}.use_kl_loss=True instead",
-            )
-    withheld = correction.bypass_mode or config.actor_rollout_ref.actor.calculate_sum_pi_squared is False
-    if algorithm.adv_estimator in TOKEN_BASELINES and withheld:
-        problems.add(
-            f"algorithm.adv_estimator={algorithm.adv_estimator} needs Σπ² of every token, from the pass for old log-probs",
-            "set algorithm.rollout_correction.bypass_mode=False and leave actor.calculate_sum_pi_squared alone",
-        )
 
 
 def _parallel_update(config: Config, problems: Problems) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from quadriga.errors import ConfigError
 
@@ -38,6 +39,11 @@ class Teacher:
         return bool(self.model_path) and self.model_path != SELF
 
 
+def divergence_of(loss: Any) -> str:
+    """The `loss_mode` that holds, of a section `distillation.distillation_loss`."""
+    return loss.loss_mode or ("k1" if loss.use_policy_gradient else "k3+")
+
+
 def teachers_of(config: Any) -> list[Teacher]:
     """The run's teachers, none without distillation. ConfigError for entries that cannot be read."""
     section = config.distillation
@@ -65,11 +71,23 @@ def _teacher(name: str, entry: Any) -> Teacher:
             f"{where} needs either model_path or endpoint, and has {'both' if path else 'neither'}",
             f"set {where}.model_path to a model (or to {SELF}), or {where}.endpoint to a server",
         )
+    if endpoint and not _is_address(endpoint):
+        raise ConfigError(
+            f"{where}.endpoint={endpoint} is no address of a server", f"write {where}.endpoint=http://host:8000/v1"
+        )
     if endpoint and not given.get("model"):
         raise ConfigError(f"{where}.endpoint={endpoint} needs the model's name there", f"set {where}.model")
     key = given.get("key")
     texts = {field: str(given.get(field) or "") for field in ("model_path", "endpoint", "model", "api_key_env")}
     return Teacher(name, None if key is None else str(key), **texts)
+
+
+def _is_address(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def check_distillation(config: Any) -> None:
@@ -83,14 +101,16 @@ def check_distillation(config: Any) -> None:
             f"distillation.teacher_models: several teachers have the key {next(k for k in keys if keys.count(k) > 1)}",
             "give each teacher a key of its own; one may have none, for all other rows",
         )
-    if loss.loss_mode in ("k1", "kl") and not loss.use_policy_gradient:
+    mode = divergence_of(loss)
+    if mode in ("k1", "kl") and not loss.use_policy_gradient:
         raise ConfigError(
             "distillation.distillation_loss.loss_mode=k1 as a loss has an expected gradient of 0: nothing would be learned",
             "set distillation.distillation_loss.use_policy_gradient=True, or loss_mode=k3+",
         )
-    if loss.loss_mode.endswith("_topk") and loss.use_policy_gradient:
+    if mode.endswith(("_topk", "+")) and loss.use_policy_gradient:
+        kind = "a loss on the teacher's top k" if mode.endswith("_topk") else "a loss with a gradient of its own"
         raise ConfigError(
-            f"distillation.distillation_loss.loss_mode={loss.loss_mode} is a loss, not an advantage of sampled tokens",
+            f"distillation.distillation_loss.loss_mode={mode} is {kind}, not an advantage of sampled tokens",
             "set distillation.distillation_loss.use_policy_gradient=False, or loss_mode=k1",
         )
     temperature = config.actor_rollout_ref.rollout.temperature
@@ -100,6 +120,15 @@ def check_distillation(config: Any) -> None:
             "set actor_rollout_ref.rollout.temperature=1.0, or use a local teacher",
         )
     hint = config.distillation.hint
+    if any(teacher.model_path == SELF for teacher in teachers) and len(teachers) > 1:
+        raise ConfigError(
+            "a policy that teaches itself is the only teacher", "remove the other distillation.teacher_models"
+        )
+    if hint != "none" and "{hint}" not in config.distillation.hint_template:
+        raise ConfigError(
+            f"distillation.hint_template={config.distillation.hint_template!r} has no place for the hint",
+            "write {hint} where it belongs",
+        )
     if any(teacher.model_path == SELF for teacher in teachers) and hint == "none":
         raise ConfigError(
             "a teacher that is the policy itself says what the policy says: it needs a hint",

@@ -76,11 +76,17 @@ class ForeignValue:
 
 @dataclass(frozen=True)
 class ForeignTable:
-    """Everything about verl's keys for one kind of command. `defaults`: verl's, where they decide what is trained."""
+    """Everything about verl's keys for one kind of command.
+
+    Attributes:
+        defaults: verl's, where they decide what is trained.
+        changed: what versions of verl read differently in a key that Quadriga has too.
+    """
 
     keys: tuple[ForeignKey, ...]
     values: tuple[ForeignValue, ...]
     defaults: Mapping[str, Any]
+    changed: Mapping[str, str]
 
     def row(self, path: str) -> ForeignKey | None:
         return next((row for row in self.keys if row.matches(path)), None)
@@ -103,6 +109,7 @@ def foreign_table(kind: Kind = "rl") -> ForeignTable:
         tuple(ForeignKey(**_hashable(row)) for row in content[kind]),
         tuple(ForeignValue(**_hashable(row)) for row in content[f"{prefix}values"]),
         content[f"{prefix}defaults"],
+        content.get(f"{prefix}changed", {}),
     )
 
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quadriga.config.distillation import teachers_of
 from quadriga.config.model_shape import ModelShape, find_model_folder, read_model_shape
 from quadriga.config.needs import (
     token_budget,
     uses_token_budget,
 )
-from quadriga.config.placement import placement_of
+from quadriga.config.placement import TEACHER, placement_of
 from quadriga.config.schema import Config
 
 GENERATE, SCORE, UPDATE_CRITIC, UPDATE_ACTOR = PHASES = ("generate", "score", "update critic", "update actor")
-"""Score: log-probs of actor and reference, values, reward model."""
+"""Score: log-probs of actor, reference and teachers, values, reward model."""
 
 LM_HEAD_CHUNK = 1024
 """Rows of logits that exist at a time on an accelerator; on a CPU so many that they take 8 MB."""
@@ -93,6 +94,12 @@ def estimate_memory(config: Config, device: str, capacity: int | None = None) ->
         home = homes[placement.role_pool["rm"]]
         if shape := _shape(config.reward_model.model.path, "reward model", home):
             home.items += estimate.frozen_model("reward model", shape, placement.slots("rm"), PHASES)
+    if TEACHER in placement.role_pool:
+        home = homes[placement.role_pool[TEACHER]]
+        for teacher in teachers_of(config):
+            if teacher.is_local and (shape := _shape(teacher.model_path, f"teacher {teacher.name}", home)):
+                role = f"teacher {teacher.name}"
+                home.items += estimate.frozen_model(role, shape, placement.slots(TEACHER), PHASES)
     return list(homes.values())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quadriga.config.distillation import divergence_of
 from quadriga.config.names import TOKEN_BASELINES
 
 
@@ -50,7 +51,7 @@ def need_sum_pi_squared(config: Any) -> bool:
 def need_teacher_top_k(config: Any) -> int:
     """How many of the teachers' likeliest tokens the distillation loss compares; 0: it needs the sampled ones alone."""
     loss = config.distillation.distillation_loss
-    return loss.topk if config.distillation.enabled and loss.loss_mode.endswith("_topk") else 0
+    return loss.topk if config.distillation.enabled and divergence_of(loss).endswith("_topk") else 0
 
 
 def need_reward_model(config: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from quadriga.config.distillation import divergence_of
 from quadriga.config.names import ADV_ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES, TOKEN_BASELINES
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model, uses_token_budget
 from quadriga.config.schema import Config
@@ -24,6 +25,9 @@ class Facts:
         self.data, self.trainer, self.reward = config.data, config.trainer, config.reward
         self.algorithm, self.critic, self.reward_model = config.algorithm, config.critic, config.reward_model
         self.distillation, self.profiler = config.distillation, config.global_profiler
+        self.teaching = config.distillation.distillation_loss
+        entries = config.distillation.teacher_models.values()
+        self.has_endpoint = any(hasattr(entry, "get") and entry.get("endpoint") for entry in entries)
         policy = config.actor_rollout_ref
         self.actor, self.rollout, self.ref, self.model = policy.actor, policy.rollout, policy.ref, policy.model
         self.has_critic, self.has_ref = need_critic(config), need_reference_policy(config)
@@ -202,6 +206,12 @@ RULES: tuple[Rule, ...] = (
         "algorithm.rollout_correction.rollout_is=token",
     ),
     Rule(
+        "algorithm.rollout_correction.rollout_is*",
+        lambda f: f.correction.bypass_mode and f.correction.loss_type == "ppo_clip",
+        "with bypass_mode the clipped ratio is the importance weight",
+        "algorithm.rollout_correction.loss_type=reinforce",
+    ),
+    Rule(
         "algorithm.rollout_correction.rollout_rs_threshold",
         lambda f: f.correction.rollout_rs is None,
         "nothing is rejected",
@@ -213,6 +223,48 @@ RULES: tuple[Rule, ...] = (
         "there is no distillation",
         "distillation.enabled=True",
         zero_is_fine=True,
+    ),
+    Rule(
+        "distillation.distillation_loss.topk distillation.distillation_loss.tail",
+        lambda f: f.distillation.enabled and not divergence_of(f.teaching).endswith("_topk"),
+        "the divergence is that of the sampled tokens",
+        "distillation.distillation_loss.loss_mode=forward_kl_topk",
+    ),
+    Rule(
+        "distillation.distillation_loss.jsd_beta",
+        lambda f: f.distillation.enabled and divergence_of(f.teaching) != "jsd_topk",
+        "it belongs to jsd_topk",
+        "distillation.distillation_loss.loss_mode=jsd_topk",
+    ),
+    Rule(
+        "distillation.distillation_loss.distillation_loss_coef",
+        lambda f: f.distillation.enabled and not f.teaching.use_task_rewards,
+        "there is nothing else to weigh it against",
+        "distillation.distillation_loss.use_task_rewards=True",
+    ),
+    Rule(
+        "distillation.n_gpus_per_node",
+        lambda f: f.distillation.enabled and f.distillation.nnodes == 0,
+        "the teachers have no pool of their own",
+        "distillation.nnodes=1",
+    ),
+    Rule(
+        "distillation.hint_template",
+        lambda f: f.distillation.enabled and f.distillation.hint == "none",
+        "the teachers see no hint",
+        "distillation.hint",
+    ),
+    Rule(
+        "distillation.hint_min_score",
+        lambda f: f.distillation.enabled and f.distillation.hint != "sibling",
+        "no sibling is shown to the teachers",
+        "distillation.hint=sibling",
+    ),
+    Rule(
+        "distillation.timeout_s distillation.max_concurrent",
+        lambda f: f.distillation.enabled and not f.has_endpoint,
+        "no teacher is a server",
+        "distillation.teacher_models.NAME.endpoint",
     ),
     # KL
     Rule("actor.kl_loss_coef", lambda f: not f.actor.use_kl_loss, "the loss has no KL", "actor.use_kl_loss=True", True),

@@ -82,6 +82,24 @@ def _rejection(name: str, part: str) -> Rejection:
     return Rejection(scope, statistic, bounds)
 
 
+def turned(tests: str, thresholds: float | str) -> str:
+    """`rollout_rs_threshold` with each lo_hi of a k1 test as 1/hi_1/lo: bounds of μ/π, as verl has them, as bounds of π/μ.
+
+    Raises:
+        ConfigError: tests or bounds cannot be read.
+    """
+    parse_rejections(tests, thresholds)
+    names = [name.strip() for name in tests.split(",")]
+    parts = [part.strip() for part in str(thresholds).split(",")]
+    if not any("_" in part for part in parts):
+        return str(thresholds)
+    parts = parts * len(names) if len(parts) == 1 else parts
+    return ",".join(
+        "_".join(str(1 / float(bound)) for bound in reversed(part.split("_"))) if "_" in part else part
+        for part in parts
+    )
+
+
 def report_rollout_correction(correction: RolloutCorrectionConfig, problems: Problems) -> None:
     """Note what cannot be read, and what does not go together."""
     for read in (

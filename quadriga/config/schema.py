@@ -312,20 +312,21 @@ class TransferQueueConfig:
 
 @dataclass
 class DistillationLossConfig:
-    loss_mode: str = key(
-        "k3+",
-        "divergence from the teacher: of sampled tokens (+: with the gradient of the reverse KL), or on its top k",
+    loss_mode: str | None = key(
+        None,
+        "divergence from the teacher: of sampled tokens (+: with the gradient of the reverse KL), or on its top k; "
+        "null: k1 with use_policy_gradient, else k3+",
         choices=DISTILLATION_LOSSES,
     )
-    use_policy_gradient: bool = key(
-        False, "add −(log-prob of student − of teacher) to the advantages instead of a loss"
-    )
+    use_policy_gradient: bool = key(False, "add minus the divergence of each token to the advantages, without a loss")
     use_task_rewards: bool = key(True, "learn from the rewards too; False: from the teacher alone")
     distillation_loss_coef: float = key(1.0, "weight of the distillation beside the rewards", at_least=0)
     topk: int = key(128, "*_topk: how many of the teacher's likeliest tokens", unit="tokens", at_least=1)
     tail: str = key("bucket", "*_topk: what becomes of the other tokens", choices=DISTILLATION_TAILS)
     jsd_beta: float = key(0.5, "jsd_topk: share of the teacher; 0: forward KL, 1: reverse KL", at_least=0, at_most=1)
-    loss_max_clamp: float | None = key(None, "hold a token's loss within ± this; null: no bound", above=0)
+    loss_max_clamp: float | None = key(
+        None, "hold a token's divergence within ± this; null: no bound, 10 with use_policy_gradient", above=0
+    )
     log_prob_min_clamp: float | None = key(None, "count lower log-probs as this; null: as they are")
 
 
@@ -348,7 +349,12 @@ class DistillationConfig:
         0, "nodes of a pool of the teachers' own; 0: they share the reference's", unit="nodes", at_least=0
     )
     n_gpus_per_node: int = key(1, "slots per node of that pool", unit="slots", at_least=1)
-    timeout_s: float = key(120.0, "an endpoint must answer within; three tries", unit="s", above=0)
+    timeout_s: float = key(
+        120.0,
+        "an endpoint must answer within; one that cannot be reached is asked again for a minute",
+        unit="s",
+        above=0,
+    )
     max_concurrent: int = key(16, "requests to endpoints at the same time", at_least=1)
     distillation_loss: DistillationLossConfig = section(DistillationLossConfig, "how it is learnt")
     profiler: ProfilerConfig = section(ProfilerConfig, "profile of this role")

@@ -13,7 +13,7 @@ from quadriga.algorithms.aggregate import Aggregation
 from quadriga.algorithms.distillation import TOP_K_MODES, sampled_token_loss, top_k_loss
 from quadriga.algorithms.policy_losses import LossAndMetrics
 from quadriga.algorithms.token_choice import off_policy_sequence_mask
-from quadriga.config.distillation import SELF
+from quadriga.config.distillation import SELF, divergence_of
 from quadriga.config.schema import DistillationConfig
 from quadriga.config.schema_models import ActorConfig, CriticConfig
 from quadriga.engine.engine import BatchCounts, LossFunction
@@ -122,25 +122,26 @@ def actor_loss(
 def distillation_loss_of(section: DistillationConfig) -> TeacherLoss | None:
     """The teachers' part of the loss, with its weight; None where they speak through the advantages.
 
-    `teacher_mask` leaves out rows that had no hint; they stay in the divisor. Tokens of an older student count by their ratio,
-    in self-distillation at most twice.
+    `teacher_mask` leaves out rows that had no hint; they stay in the divisor. Sampled tokens of an older student count by
+    their ratio, in self-distillation at most twice, and by the batch's importance weights.
     """
     options = section.distillation_loss
     if options.use_policy_gradient:
         return None
+    mode = divergence_of(options)
     clamps = {"loss_max_clamp": options.loss_max_clamp, "log_prob_min_clamp": options.log_prob_min_clamp}
     weight = options.distillation_loss_coef if options.use_task_rewards else 1.0
     with_self = any(entry.get("model_path") == SELF for entry in section.teacher_models.values())
 
     def loss_fn(outputs: dict[str, Tensor], micro: dict[str, Tensor], loss_agg: Aggregation) -> LossAndMetrics:
         mask = micro["response_mask"] * micro["teacher_mask"]
-        if options.loss_mode in TOP_K_MODES:
+        if mode in TOP_K_MODES:
             loss, metrics = top_k_loss(
                 student_log_probs=outputs["other_log_probs"],
                 teacher_log_probs=micro["teacher_top_log_probs"],
                 response_mask=mask,
                 loss_agg=loss_agg,
-                loss_mode=options.loss_mode,
+                loss_mode=mode,
                 tail=options.tail,
                 jsd_beta=options.jsd_beta,
                 teacher_ids=micro["teacher_top_ids"],
@@ -153,8 +154,9 @@ def distillation_loss_of(section: DistillationConfig) -> TeacherLoss | None:
                 teacher_log_prob=micro["teacher_log_probs"],
                 response_mask=mask,
                 loss_agg=loss_agg,
-                loss_mode=options.loss_mode,
+                loss_mode=mode,
                 old_log_prob=micro.get("old_log_probs"),
+                rollout_is_weights=micro.get("rollout_is_weights"),
                 ratio_cap=SELF_RATIO_CAP if with_self else None,
                 **clamps,
             )

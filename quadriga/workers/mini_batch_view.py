@@ -48,9 +48,10 @@ class MiniBatchView:
         if not self.needed:
             return {}
         whole, own = self._columns(part, draw)
+        given = part.batch.get("token_weights")  # M2PO's: a token must pass both
         figures: dict[str, float] = {}
         new: dict[str, Tensor] = {}
-        if self.corrects:
+        if self.corrects and whole["response_mask"].any():  # else everything was rejected before
             new, figures = self._corrected(whole)
         mask = new.get("response_mask", whole["response_mask"])
         if self.loss.loss_mode in COVARIANCE_LOSSES:
@@ -65,6 +66,8 @@ class MiniBatchView:
             new["token_weights"] = chosen.float()
         for name, column in new.items():
             part.batch[name] = column[own].cpu()
+        if given is not None and "token_weights" in new:
+            part.batch["token_weights"] *= given
         return figures
 
     def _columns(self, part: DataProto, draw: int) -> tuple[dict[str, Tensor], slice]:

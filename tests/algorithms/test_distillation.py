@@ -90,12 +90,41 @@ def test_tokens_of_an_older_student_are_weighted():
     torch.testing.assert_close(total, gradient(kl(x.log_softmax(-1), teacher).sum(), x))
 
 
+def test_tokens_that_older_weights_than_those_of_the_steps_start_sampled_are_weighted_twice():
+    """E over μ of (π_old/μ)·sg[ρ]·k2's gradient is that of the student of now."""
+    x, old, teacher = logits(1).requires_grad_(), logits(3).log_softmax(-1), logits(2).log_softmax(-1)
+    sampler = logits(4).log_softmax(-1)
+    total, mask = torch.zeros_like(x), torch.ones(1, 1)
+    for token in range(VOCABULARY):
+        at = slice(token, token + 1)
+        loss, _ = sampled_token_loss(
+            log_prob=x.log_softmax(-1)[:, at],
+            teacher_log_prob=teacher[:, at],
+            old_log_prob=old[:, at],
+            rollout_is_weights=(old - sampler)[:, at].exp(),
+            response_mask=mask,
+            loss_agg=Aggregation.of_batch("token-mean", mask),
+            loss_mode="k2",
+        )
+        total += sampler.exp()[0, token] * gradient(loss, x)
+    torch.testing.assert_close(total, gradient(kl(x.log_softmax(-1), teacher).sum(), x))
+
+
 def test_the_advantage_is_the_policy_gradient_of_the_reverse_kl():
     x, teacher = logits(1).requires_grad_(), logits(2).log_softmax(-1)
     log_probs = x.log_softmax(-1)
     advantages = distillation_advantage(log_probs, teacher, torch.ones(1, VOCABULARY))
     surrogate = -(log_probs.detach().exp() * advantages * log_probs).sum()
     torch.testing.assert_close(gradient(surrogate, x), gradient(kl(x.log_softmax(-1), teacher).sum(), x))
+
+
+def test_the_advantage_may_be_another_estimate_with_bounds_of_its_own():
+    student, teacher = torch.tensor([[-1.0, -30.0, -4.0]]), torch.tensor([[-4.0, -1.0, -4.0]])
+    mask = torch.tensor([[1, 1, 1]])
+    assert distillation_advantage(student, teacher, mask).tolist() == [[-3.0, 10.0, 0.0]]
+    assert distillation_advantage(student, teacher, mask, "k1", 2.0).tolist() == [[-2.0, 2.0, 0.0]]
+    assert distillation_advantage(student, teacher, mask, "k2", 100.0).tolist() == [[-4.5, -100.0, 0.0]]
+    assert distillation_advantage(student, teacher, mask, "k1", None, -5.0).tolist() == [[-3.0, 4.0, 0.0]]
 
 
 def test_the_advantage_is_bounded_and_0_off_the_mask():

@@ -337,7 +337,16 @@ def test_all_zero_advantages_and_an_all_masked_batch_give_0_with_gradient_0(name
         assert (gradient == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "vespo"])
+def test_rollout_weights_of_geo_mean_count_by_their_geometric_mean_over_the_row():
+    batch = make_batch(9, (5, 6))
+    mask, weights = batch["response_mask"], batch["rollout_is_weights"]
+    means = [weights[i][mask[i].bool()].log().mean().exp() for i in range(len(mask))]
+    plain = [loss_of("geo_mean", {k: v[i : i + 1] for k, v in batch.items()}, "token-sum")[0] for i in range(len(mask))]
+    whole, _ = loss_of("geo_mean", batch, "token-sum", rollout_is_weights=weights)
+    torch.testing.assert_close(whole, sum(mean * loss for mean, loss in zip(means, plain)))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("vespo", "geo_mean")])
 def test_rollout_weights_multiply_the_loss_of_each_token(name):
     batch = make_batch(9, (5, 6))
     mask = batch["response_mask"]

@@ -55,6 +55,12 @@ def test_normalised_weights_have_mean_1_over_tokens():
     assert got.weights[MASK.bool()].mean().item() == pytest.approx(1)
 
 
+def test_normalised_weights_of_sequences_have_mean_1_over_rows_whatever_their_lengths():
+    got = correct_rollout(**BATCH, rollout_is="sequence", rollout_is_threshold=100, rollout_is_batch_normalize=True)
+    # The products are 1, over two tokens, and 0.125, over one: their mean is 0.5625.
+    torch.testing.assert_close(got.weights[:, 0], torch.tensor([1 / 0.5625, 0.125 / 0.5625, 0]).double())
+
+
 def test_without_weights_there_are_metrics_only():
     got = correct_rollout(**BATCH)
     assert got.weights is None

@@ -22,6 +22,9 @@ Load = Callable[[dict[str, Any]], Config]
 Problem = Callable[[dict[str, Any]], str]
 ACTOR, ROLLOUT, VAL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.rollout.val_kwargs"
 IS, RS = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"
+LOSS, BYPASS = f"{ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
+GDPO = {"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["a"], f"{ROLLOUT}.n": 2}
+TEACHER = {"distillation.enabled": True, "distillation.teacher_models": {"one": {"model_path": "some/model"}}}
 TRAIN, MINI, MICRO = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 
 
@@ -83,6 +86,17 @@ TRAIN, MINI, MICRO = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"
             "ray_kwargs.timeline_json_file",
         ),
         ({IS: "token", f"{IS}_threshold": "2_1"}, "nor lo_hi", "0.5_2.0"),
+        ({LOSS: "decoupled", IS: "token"}, "would do it a second time", f"remove {IS}"),
+        ({LOSS: "decoupled", BYPASS: True}, "every weight would be 1", f"{BYPASS}=False"),
+        ({LOSS: "decoupled", **TEACHER}, "not that of the teachers", "use_policy_gradient=True"),
+        ({LOSS: "vespo", IS: "sequence"}, "would count once for every token", f"{IS}=token"),
+        (
+            {LOSS: "clip_cov", f"{ACTOR}.policy_loss.clip_cov_lb": 5.0, f"{ACTOR}.policy_loss.clip_cov_ub": 1.0},
+            "no token could be held",
+            "clip_cov_lb=1.0",
+        ),
+        ({**GDPO, "algorithm.length_reward": "kimi"}, "gdpo does not read", "algorithm.gdpo_reward_keys"),
+        ({**GDPO, "reward_model.enable": True, "reward_model.model.path": "rm"}, "gdpo does not read", "remove it"),
         ({RS: "token"}, "unknown name 'token'", "token_k1"),
         ({RS: "token_k1"}, "0 bounds for 1 names", "0.5_2.0"),
         ({RS: "token_k1,seq_mean_k3", f"{RS}_threshold": "0.5_2.0"}, "no bound for seq_mean_k3", "one upper bound"),
@@ -100,6 +114,8 @@ def test_possible_neighbours_of_impossible_combinations_load(load: Load) -> None
     load({"algorithm.adv_estimator": "my.module:estimator", "critic.enable": True})
     load({f"{VAL}.n": 4, f"{VAL}.do_sample": True, f"{VAL}.temperature": 0.6})
     load({"trainer.executor": "local"})
+    load({LOSS: "vespo", IS: "token"})
+    load({LOSS: "decoupled", **TEACHER, "distillation.distillation_loss": {"use_policy_gradient": True}})
     load({RS: "token_k1,seq_mean_k3", f"{RS}_threshold": "0.5_2.0,0.01"})
     load({"data.max_response_length": 20000, f"{ACTOR}.ppo_max_token_len_per_gpu": 20512})
 

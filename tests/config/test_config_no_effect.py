@@ -21,6 +21,11 @@ CORRECTION = "algorithm.rollout_correction"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 LOSS = f"{POLICY_LOSS}.loss_mode"
 TEACHER = {"distillation.enabled": True, "distillation.teacher_models": {"one": {"model_path": "some/model"}}}
+SERVER = {
+    "distillation.enabled": True,
+    "distillation.teacher_models": {"one": {"endpoint": "http://host:8000/v1", "model": "big"}},
+}
+TEACHING = "distillation.distillation_loss"
 GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
 KL_LOSS = {f"{ACTOR}.use_kl_loss": True}
 KL_REWARD = {"algorithm.use_kl_in_reward": True}
@@ -64,6 +69,11 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"algorithm.f_norm": 2.0}, GRPO, {**GRPO, "algorithm.adv_estimator": "gpg"}),
     ({"algorithm.filter_groups.metric": "acc"}, GRPO, {**GRPO, "algorithm.filter_groups.enable": True}),
     ({f"{IS}_threshold": 3.0}, {}, {IS: "token"}),
+    (
+        {IS: "token"},
+        {f"{CORRECTION}.bypass_mode": True},
+        {f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.loss_type": "reinforce"},
+    ),
     ({f"{IS}_batch_normalize": True}, {}, {IS: "sequence"}),
     ({f"{RS}_threshold": 3.0}, {}, {RS: "token_k1"}),
     ({f"{ACTOR}.kl_loss_coef": 0.1}, {}, KL_LOSS),
@@ -90,7 +100,26 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"algorithm.gigpo.gamma": 0.5}, GRPO, {**GRPO, "algorithm.adv_estimator": "gigpo"}),
     ({"algorithm.handle_zero_tail": False}, GRPO, {**GRPO, "algorithm.adv_estimator": "optimal_token_baseline"}),
     ({"algorithm.pf_ppo.weight_pow": 3.0}, {}, {"algorithm.use_pf_ppo": True}),
-    ({"distillation.hint": "sibling", "distillation.distillation_loss.topk": 9}, {}, {**GRPO, **TEACHER}),
+    ({"distillation.hint": "sibling", f"{TEACHING}.loss_max_clamp": 9.0}, {}, {**GRPO, **TEACHER}),
+    ({f"{TEACHING}.topk": 9, f"{TEACHING}.tail": "dropped"}, TEACHER, {**TEACHER, f"{TEACHING}.loss_mode": "jsd_topk"}),
+    (
+        {f"{TEACHING}.jsd_beta": 0.3},
+        {**TEACHER, f"{TEACHING}.loss_mode": "forward_kl_topk"},
+        {**TEACHER, f"{TEACHING}.loss_mode": "jsd_topk"},
+    ),
+    (
+        {f"{TEACHING}.distillation_loss_coef": 0.5},
+        {**TEACHER, f"{TEACHING}.use_task_rewards": False},
+        TEACHER,
+    ),
+    ({"distillation.n_gpus_per_node": 4}, TEACHER, {**TEACHER, "distillation.nnodes": 1}),
+    ({"distillation.hint_template": "so: {hint}"}, TEACHER, {**TEACHER, "distillation.hint": "solution"}),
+    (
+        {"distillation.hint_min_score": 0.5},
+        {**TEACHER, "distillation.hint": "solution"},
+        {**GRPO, **TEACHER, "distillation.hint": "sibling"},
+    ),
+    ({"distillation.timeout_s": 5.0, "distillation.max_concurrent": 2}, TEACHER, SERVER),
     ({f"{ACTOR}.profiler.enable": True, "global_profiler.steps": [2]}, {}, {"global_profiler.tool": "torch"}),
     ({"algorithm.length_reward_weight": 3.0}, {}, {"algorithm.length_reward": "kimi"}),
     ({f"{ACTOR}.loss_scale_factor": 100.0}, {}, {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}),

@@ -196,6 +196,18 @@ def test_options_that_save_memory_do_so_in_the_phase_they_are_for(load: Load, tm
     assert size(lora, "actor", "optimiser") < size(plain, "actor", "optimiser") / 4
 
 
+def test_local_teachers_lie_where_they_are_placed(load: Load, tmp_path: Path) -> None:
+    folder = str(write_model(tmp_path / "m"))
+    teachers = {"a": {"model_path": folder, "key": "x"}, "b": {"endpoint": "http://host/v1", "model": "big"}}
+    keys = {**GRPO, f"{MODEL}.path": folder, "distillation.enabled": True, "distillation.teacher_models": teachers}
+    shared = make_plan(load({**keys, "trainer.device": "cuda"})).memory[0]
+    assert size(shared, "teacher a", "weights") == 2 * PARAMETERS
+    assert not [item for item in shared.items if item.role == "teacher b"]
+    apart = make_plan(load({**keys, "trainer.device": "cuda", "distillation.nnodes": 1}))
+    by_pool = {memory.pool: {item.role for item in memory.items} for memory in apart.memory}
+    assert by_pool["teacher_pool"] == {"teacher a"}
+
+
 LARGE = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4} | {
     "intermediate_size": 18944,
     "vocab_size": 152064,

@@ -153,3 +153,13 @@ def test_the_imports_of_a_loop_of_ones_own_are_public():
         assert node.module.count(".") <= 1, f"{node.module} is no public package"
         public = importlib.import_module(node.module).__all__
         assert {alias.name for alias in node.names} <= set(public), node.module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_no_row_of_a_table_is_cut_off_from_its_head(page):
+    """An empty line ends a table: rows after it would be shown as text."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    lines = ["", *text.splitlines(), ""]
+    for before, line, after in zip(lines, lines[1:], lines[2:]):
+        starts = line.startswith("|") and not before.startswith("|")
+        assert not starts or re.fullmatch(r"\|[\s:|-]+\|", after.strip()), line

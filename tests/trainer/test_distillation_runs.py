@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +14,11 @@ from omegaconf import OmegaConf
 from tiny_policy import write_model, write_task
 
 from quadriga.config import load_config
+from quadriga.config.distillation import Teacher
 from quadriga.errors import ConfigError, DataError, WorkerError
 from quadriga.trainer.main_ppo import run_ppo
+from quadriga.trainer.ppo import teacher_endpoint
+from quadriga.trainer.ppo.teacher_endpoint import TeacherEndpoint
 from quadriga.trainer.ppo.teachers import Teachers
 
 STEPS = 6
@@ -130,11 +134,16 @@ class Scorer(BaseHTTPRequestHandler):
 
     model = None
     broken: str | None = None
+    faults: list = []
+    """What goes wrong with the next requests: a status, `cut` or `closed`."""
     seen: list[dict] = []
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Scorer.seen.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
+        if Scorer.faults:
+            self.fail(Scorer.faults.pop())
+            return
         if Scorer.broken == "status":
             self.send_error(400, "no such model")
             return
@@ -149,6 +158,17 @@ class Scorer(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(reply)
+
+    def fail(self, fault):
+        if fault == "cut":  # half a reply
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"{")
+        elif fault == "closed":
+            self.close_connection = True
+        else:
+            self.send_error(fault)
 
     def log_message(self, *arguments):
         pass
@@ -182,10 +202,38 @@ def test_a_server_teaches_like_the_same_model_here(train, task, server, loss, mo
 
 
 @pytest.mark.parametrize(("fault", "message"), [("status", "400"), ("silent", "prompt_logprobs")])
-def test_a_server_that_cannot_teach_ends_the_run_with_a_reason(train, server, fault, message):
-    Scorer.broken = fault
+def test_a_server_that_cannot_teach_ends_the_run_before_anything_is_generated(train, server, tmp_path, fault, message):
+    Scorer.broken, Scorer.seen = fault, []
     with pytest.raises(WorkerError, match=message):
         train({"teacher_models": {"one": {"endpoint": server, "model": "tiny"}}, "distillation_loss": ALONE})
+    assert [len(asked["prompt"]) for asked in Scorer.seen] == [2]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def asks(endpoint, model="tiny", timeout_s=20.0):
+    return TeacherEndpoint(Teacher("one", None, "", endpoint, model), timeout_s, 2)
+
+
+@pytest.mark.parametrize("fault", ["cut", 503, "closed"])
+def test_a_server_that_comes_back_goes_on_teaching(server, fault, monkeypatch):
+    monkeypatch.setattr(teacher_endpoint, "PAUSES_S", (0.0,) * 7)
+    Scorer.broken, Scorer.seen, Scorer.faults = None, [], [fault] * 5
+    told = asks(server).score([([1, 2, 3], 2)], 0)
+    assert len(Scorer.seen) == 6
+    assert len(told[0].log_probs) == 2
+
+
+def test_a_server_that_stays_away_is_given_up_with_a_reason(server, monkeypatch):
+    monkeypatch.setattr(teacher_endpoint, "PAUSES_S", (0.0, 0.0))
+    Scorer.broken, Scorer.seen, Scorer.faults = None, [], [503] * 9
+    with pytest.raises(WorkerError, match="3 tries"):
+        asks(server).score([([1, 2], 1)], 0)
+    Scorer.faults = []
+    nobody = socket.socket()
+    nobody.bind(("127.0.0.1", 0))  # a port that is taken and at which nobody listens
+    with pytest.raises(WorkerError, match="did not answer"):
+        asks(f"http://127.0.0.1:{nobody.getsockname()[1]}/v1").score([([1, 2], 1)], 0)
+    nobody.close()
 
 
 # ----------------------------------------------------------------------------------------------------------------- refusals
@@ -210,7 +258,25 @@ def checked(section, **more):
                 "teacher_models": {"a": {"model_path": "m"}},
                 "distillation_loss": {"loss_mode": "jsd_topk", "use_policy_gradient": True},
             },
-            "is a loss, not an advantage",
+            "not an advantage",
+        ),
+        ({"teacher_models": {"a": {"endpoint": "localhost/v1", "model": "m"}}}, "no address of a server"),
+        ({"teacher_models": {"a": {"endpoint": "ftp://host/v1", "model": "m"}}}, "no address of a server"),
+        ({"teacher_models": {"a": {"endpoint": "http://:8000", "model": "m"}}}, "no address of a server"),
+        (
+            {
+                "teacher_models": {"a": {"model_path": "m"}},
+                "distillation_loss": {"loss_mode": "k3+", "use_policy_gradient": True},
+            },
+            "not an advantage",
+        ),
+        (
+            {"teacher_models": {"a": {"model_path": "m"}}, "hint": "solution", "hint_template": "look"},
+            "no place for the hint",
+        ),
+        (
+            {"teacher_models": {"a": {"model_path": "self", "key": "x"}, "b": {"model_path": "m"}}, "hint": "solution"},
+            "the only teacher",
         ),
         ({"teacher_models": {"a": {"model_path": "self"}}}, "needs a hint"),
         ({"teacher_models": {"a": {"model_path": "self"}}, "hint": "sibling"}, "there is one a prompt"),

@@ -104,6 +104,23 @@ def test_the_adaptive_entropy_bonus_grows_while_the_entropy_is_low_and_survives_
     assert [m["actor/loss"] for m in resumed] == [m["actor/loss"] for m in whole]
 
 
+def test_a_step_of_which_nothing_is_left_trains_nothing_and_the_run_goes_on(train):
+    """All responses are of full length; gdpo and gae would whiten over no token at all."""
+    cut = {"data": {"max_response_length": 1}}
+    gdpo = {"adv_estimator": "gdpo", "gdpo_reward_keys": ["score"], "overlong_filter": True}
+    for algorithm in (gdpo, {"adv_estimator": "gae", "overlong_filter": True}):
+        metrics = train(2, algorithm["adv_estimator"], algorithm=algorithm, **cut)
+        assert [m["response_length/filtered"] for m in metrics] == [1.0, 1.0]
+        assert [m["actor/grad_norm"] for m in metrics] == [0.0, 0.0]
+
+
+def test_a3po_makes_no_pass_for_old_log_probs(train):
+    estimated = train(2, "a", algorithm=GRPO, actor_rollout_ref=actor("decoupled", proximal="loglinear"))
+    assert "timing_s/old_log_prob" not in estimated[-1]
+    recomputed = train(2, "b", algorithm=GRPO, actor_rollout_ref=actor("decoupled"))
+    assert "timing_s/old_log_prob" in recomputed[-1]
+
+
 def test_overlong_responses_leave_the_loss(train):
     metrics = train(2, algorithm={**GRPO, "overlong_filter": True})
     assert all(0 < m["response_length/filtered"] < 1 for m in metrics)

@@ -1,8 +1,7 @@
 """`verl.trainer.ppo.core_algos`: advantages, losses and KL under verl's names and with verl's arguments.
 
 verl's estimators say `index` for the group of a row and get their keys in `config`; its losses say how token losses become
-one number by `loss_agg_mode`. A group of one response has advantage 0 here (in verl its raw score), and every loss obeys
-`loss_agg_mode`.
+one number by `loss_agg_mode`. A group of one response has advantage 0 here (in verl its raw score).
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from quadriga.algorithms import (
 from quadriga.algorithms import (
     register_policy_loss as _register_policy_loss,
 )
+from quadriga.compat.verl_meanings import SEQUENCE_LOSSES
 
 CALL = ("log_prob", "old_log_prob", "advantages", "response_mask", "loss_agg", "rollout_is_weights")
 """Arguments of a loss that come with the call; the others are keys of verl's config or of its policy_loss."""
@@ -380,7 +380,7 @@ def _policy_loss(
     **inputs: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """verl's call of a loss; metrics are plain numbers."""
-    mode = default_agg_mode(name) if name in ("gspo", "sapo") else loss_agg_mode or default_agg_mode(name)
+    mode = default_agg_mode(name) if name in SEQUENCE_LOSSES else loss_agg_mode or default_agg_mode(name)
     aggregation, ranks = _aggregation(mode, response_mask, config)
     for key in inspect.signature(get_policy_loss(name)).parameters:
         given = _read(config, key, _read(_read(config, "policy_loss"), key))

@@ -18,6 +18,7 @@ from quadriga.algorithms.correction import accepted as accepted_by
 from quadriga.algorithms.correction import effective_sample_size, importance_weights
 from quadriga.algorithms.masked import as_bool
 from quadriga.compat.verl.torch_functional import masked_mean
+from quadriga.config.rollout_correction import turned
 from quadriga.protocol import DataProto
 
 PREFIX = "rollout_corr/"
@@ -46,7 +47,8 @@ def compute_rollout_correction_weights(
     weights, _ = importance_weights(kept, mask, rollout_is, rollout_is_threshold)
     metrics = _weight_metrics(raw, weights, mask, rollout_is, lower, upper)
     if rollout_is_batch_normalize:
-        mean = masked_mean(weights, mask)
+        rows = mask.any(-1)
+        mean = masked_mean(weights, mask) if rollout_is == "token" else masked_mean(weights, mask, axis=-1)[rows].mean()
         weights = weights / mean if mean > 1e-8 else weights
         metrics["rollout_is_batch_norm_factor"] = mean.item()
     return weights.detach(), metrics
@@ -106,9 +108,7 @@ def compute_rollout_rejection_mask(
     kept = mask
     try:
         for name, bound in zip(names, bounds, strict=True):
-            accepted = (mask & accepted_by(d, mask, name, _turned(bound) if name.endswith("k1") else bound)).expand_as(
-                mask
-            )
+            accepted = (mask & accepted_by(d, mask, name, turned(name, bound))).expand_as(mask)
             metrics |= _rejection_metrics(name, d, mask, accepted)
             kept = kept & accepted
     except ConfigError as error:
@@ -117,12 +117,6 @@ def compute_rollout_rejection_mask(
     rows = mask.any(-1)
     metrics["rollout_rs_seq_masked_fraction"] = masked_mean((kept != mask).any(-1).float(), rows).item()
     return kept.to(response_mask.dtype), metrics
-
-
-def _turned(bound: str) -> str:
-    """Bounds of rollout/trainer as bounds of trainer/rollout."""
-    parts = bound.split("_")
-    return bound if len(parts) == 1 else "_".join(str(1 / float(part)) for part in reversed(parts))
 
 
 def _rejection_metrics(name: str, d: Tensor, mask: Tensor, accepted: Tensor) -> dict[str, float]:

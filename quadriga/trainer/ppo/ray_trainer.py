@@ -209,6 +209,9 @@ class RayPPOTrainer:
                 f"(algorithm.rollout_correction: rollout_is={self.correction.rollout_is}, rollout_rs={self.correction.rollout_rs})"
             )
         self.saver.rehearse(self.state_dict())
+        if self.teachers is not None:
+            with self.watched("ask_teachers"):
+                self.teachers.rehearse()
         self.hand_over_weights()
         if self.step == 0 and (self.config.trainer.val_before_train or self.config.trainer.val_only):
             figures = self.validate()
@@ -523,11 +526,14 @@ class RayPPOTrainer:
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Strictly on-policy (one mini-batch, one pass) the old policy is the one being updated: nothing to compute."""
+        """Strictly on-policy (one mini-batch, one pass) the old policy is the one being updated, and A-3PO estimates it from
+        the one that sampled: nothing to compute."""
         actor, algorithm = self.config.actor_rollout_ref.actor, self.config.algorithm
         on_policy = self.mini_batches == 1 and actor.ppo_epochs == 1
-        needs_squares = need_sum_pi_squared(self.config)
-        return not on_policy or algorithm.use_kl_in_reward or needs_squares or self.corrects_rollout
+        loss = actor.policy_loss
+        estimated = loss.loss_mode == "decoupled" and loss.proximal == "loglinear" and self.teachers is None
+        read_elsewhere = algorithm.use_kl_in_reward or need_sum_pi_squared(self.config) or self.corrects_rollout
+        return read_elsewhere or not (on_policy or estimated)
 
     @property
     def corrects_rollout(self) -> bool:

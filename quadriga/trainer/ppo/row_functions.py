@@ -16,6 +16,7 @@ from quadriga.algorithms import apply_kl_penalty, compute_advantage, correct_rol
 from quadriga.algorithms.distillation import distillation_advantage
 from quadriga.algorithms.shaping import length_reward
 from quadriga.algorithms.token_choice import dropped_share, second_moment_mask
+from quadriga.config.distillation import divergence_of
 from quadriga.config.schema import AlgorithmConfig, DistillationConfig, RolloutCorrectionConfig
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
@@ -173,7 +174,8 @@ def advantages(
         cut = tensors.get("cut_off", tensors["response_lengths"] >= max_response_length).bool()
         mask = new["response_mask"] = mask.masked_fill(cut.unsqueeze(-1), 0)
         figures["response_length/filtered"] = float(cut.float().mean())
-    if distillation.enabled and not distillation.distillation_loss.use_task_rewards:
+    rewarded = not distillation.enabled or distillation.distillation_loss.use_task_rewards
+    if not (rewarded and mask.any()):  # filter and rejection may leave nothing to judge
         advantage = returns = torch.zeros_like(rewards)
     else:
         advantage, returns = estimated(rows, rewards, mask, group_ids, algorithm, figures)
@@ -192,7 +194,6 @@ def distilled(tensors: Any, mask: Tensor, distillation: DistillationConfig) -> t
     options = distillation.distillation_loss
     judged = mask.bool() & tensors["teacher_mask"].bool()
     student = tensors.get("old_log_probs", tensors["rollout_log_probs"])
-    advantage = distillation_advantage(student, tensors["teacher_log_probs"], judged)
     gap = torch.where(judged, student - tensors["teacher_log_probs"], 0)
     figures = {}
     for index, name in enumerate(distillation.teacher_models):
@@ -202,6 +203,14 @@ def distilled(tensors: Any, mask: Tensor, distillation: DistillationConfig) -> t
             figures[f"distillation/{name}/tokens"] = float(own.sum() / mask.bool().sum().clamp(min=1))
     if not options.use_policy_gradient:
         return torch.zeros_like(gap), figures
+    advantage = distillation_advantage(
+        student,
+        tensors["teacher_log_probs"],
+        judged,
+        divergence_of(options),
+        options.loss_max_clamp,
+        options.log_prob_min_clamp,
+    )
     return advantage * (options.distillation_loss_coef if options.use_task_rewards else 1.0), figures
 
 

@@ -31,7 +31,7 @@ def batch_metrics(tensors: Mapping[str, torch.Tensor], max_response_length: int)
         **_spread("prompt_length", prompts),
         "perf/total_num_tokens": float(tensors["attention_mask"].sum()),
     }
-    if "values" in tensors:
+    if "values" in tensors and mask.any():
         metrics["critic/values/mean"] = float(tensors["values"][mask].mean())
     return metrics
 

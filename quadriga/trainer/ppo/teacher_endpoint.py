@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import time
@@ -15,7 +16,9 @@ from quadriga.config.distillation import Teacher
 from quadriga.errors import ConfigError, WorkerError
 
 TRIES = 3
-FIRST_PAUSE_S = 0.5
+"""Requests that are not answered in time."""
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Between requests that did not get through: long enough for a server to be restarted."""
 
 
 class TokenLogProbs(NamedTuple):
@@ -27,7 +30,7 @@ class TokenLogProbs(NamedTuple):
 
 
 class TeacherEndpoint:
-    """Asks a server. One request a row, `max_concurrent` at a time; three tries, each with a deadline.
+    """Asks a server. One request a row, `max_concurrent` at a time, each with a deadline; what fails in passing is asked again.
 
     Args:
         teacher: its address, model and where its key is.
@@ -77,18 +80,20 @@ class TeacherEndpoint:
         request = urllib.request.Request(
             self.teacher.endpoint.rstrip("/") + "/completions", json.dumps(body).encode(), self.headers
         )
-        for attempt in range(1, TRIES + 1):
+        late = 0
+        for attempt, pause in enumerate((*PAUSES_S, None), 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
                     return json.load(reply)
-            except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError) as error:
+            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:  # URLError is an OSError
                 refused = isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500 and error.code != 429
-                if refused or attempt == TRIES:
+                late += isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+                if refused or pause is None or late == TRIES:
                     raise WorkerError(
                         f"{self._where()} did not answer in {attempt} tries: {error}",
                         "look at the server's log; distillation.timeout_s and distillation.max_concurrent bound the requests",
                     ) from error
-            time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+            time.sleep(pause)
         raise AssertionError("unreachable")
 
     def _where(self) -> str:

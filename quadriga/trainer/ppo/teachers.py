@@ -13,7 +13,7 @@ from quadriga.config.distillation import SELF, teachers_of
 from quadriga.config.needs import need_teacher_top_k
 from quadriga.config.schema import Config
 from quadriga.data.chat import ChatEncoder
-from quadriga.errors import ConfigError, DataError
+from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.teacher_endpoint import TeacherEndpoint, TokenLogProbs
@@ -41,6 +41,11 @@ class Teachers:
         }
         data = config.data
         self.encoder = ChatEncoder(tokenizer, data.chat_template, data.apply_chat_template_kwargs)
+
+    def rehearse(self) -> None:
+        """Ask each server for two tokens, before anything is generated for it. WorkerError if it cannot teach."""
+        for endpoint in self.endpoints.values():
+            endpoint.score([([0, 1], 1)], min(need_teacher_top_k(self.config), len(self.tokenizer)))
 
     def add(self, batch: DataProto, crew: Crew, order_for: Order) -> None:
         """Add `teacher_index` `[B]`, `teacher_mask` `[B, R]` (1: a teacher judges this token), `teacher_log_probs` `[B, R]` and, for a
@@ -150,8 +155,6 @@ class Teachers:
     def _local_columns(self, rows: DataProto, batch: DataProto, crew: Crew, order_for: Order) -> DataProto:
         """By the workers: the teachers' own, or the policy's where it teaches itself."""
         if any(teacher.model_path == SELF for teacher in self.teachers):
-            if len(self.teachers) > 1:
-                raise ConfigError("a policy that teaches itself is the only teacher", "remove the other teacher_models")
             group, method = crew.actor, "compute_self_teacher"
         elif any(teacher.is_local for teacher in self.teachers):
             group, method = crew.teacher, "compute_teacher"
