@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quadriga.engine.compact_adam import CompactAdamW
-from quadriga.engine.sharding import full, local
+from quadriga.engine.sharding import full, like, local, own_rows
 
 MOMENTUM = 0.95
 STEPS = 5
@@ -56,7 +56,7 @@ class Muon(CompactAdamW):
         if parameter.ndim > 2:  # a stack of matrices, sharded by matrices
             update = orthogonal(ahead)
         else:
-            update = _own_rows(orthogonal(_whole(ahead, parameter)), parameter)
+            update = orthogonal(full(like(parameter.detach(), ahead)))[own_rows(parameter)]
         weight.mul_(1 - lr * group["weight_decay"])
         weight.add_(update.to(weight.dtype), alpha=-lr * USUAL_SIZE * max(rows, columns) ** 0.5)
 
@@ -73,28 +73,3 @@ def orthogonal(matrices: Tensor) -> Tensor:
         product = x @ x.mT
         x = a * x + (b * product + c * product @ product) @ x
     return (x.mT if tall else x).float()
-
-
-def _whole(own: Tensor, parameter: nn.Parameter) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(parameter, DTensor):
-        return own
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return full(
-        DTensor.from_local(
-            own, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.detach().stride()
-        )
-    )
-
-
-def _own_rows(whole: Tensor, parameter: nn.Parameter) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(parameter, DTensor):
-        return whole
-    rows = local(parameter.detach()).shape[0]
-    if not rows:
-        return whole[:0]
-    (chunk,) = parameter.detach().__create_chunk_list__()  # type: ignore[attr-defined]
-    return whole[chunk.offsets[0] : chunk.offsets[0] + rows]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quadriga.accelerator import device_module, empty_cache
 from quadriga.config.schema_models import FSDPConfig
-from quadriga.engine.sharding import local
+from quadriga.engine.sharding import like, local
 from quadriga.models.token_model import TokenModel
 
 BUCKET = 64 << 20
@@ -121,7 +121,7 @@ class Offload:
                 if isinstance(value, Tensor) and self._must_come(value):
                     there = torch.empty_like(local(value), device=self.device)
                     pairs.append((there, local(value)))
-                    copies.setdefault(parameter, {})[name] = _like(value, there)
+                    copies.setdefault(parameter, {})[name] = like(value, there)
         self._count(sum(there.nbytes for there, _ in pairs))
         with self._on(self._coming):
             for there, here in pairs:
@@ -156,7 +156,7 @@ class Offload:
                     kept = home.get(name)
                     if kept is None:  # the first step has made it, on the device
                         pinned = self._going is not None
-                        kept = _like(value, torch.empty_like(own, device="cpu", pin_memory=pinned))
+                        kept = like(value, torch.empty_like(own, device="cpu", pin_memory=pinned))
                     else:
                         sent += own.nbytes
                     local(kept).copy_(own, non_blocking=True)
@@ -197,14 +197,3 @@ def _only(optimizer: torch.optim.Optimizer, bucket: list[nn.Parameter]) -> Itera
         yield
     finally:
         optimizer.param_groups = groups
-
-
-def _like(value: Tensor, own: Tensor) -> Tensor:
-    """`own` as the part of a sharded tensor that `local(value)` is; a plain tensor as it is."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(value, DTensor):
-        return own
-    return DTensor.from_local(
-        own, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
-    )

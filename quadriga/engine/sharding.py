@@ -20,9 +20,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from quadriga.accelerator import collectives
 from quadriga.config.schema_models import FSDPConfig
-from quadriga.errors import ConfigError, WorkerError
+from quadriga.errors import ConfigError, DataError, WorkerError
 from quadriga.models.fused import fuse
 from quadriga.models.token_model import TokenModel
+from quadriga.models.weight_files import require_finite, tied_by_mistake
+from quadriga.models.weight_reader import WeightReader
 
 
 def world_size() -> int:
@@ -34,12 +36,16 @@ def rank() -> int:
 
 
 def shard(model: TokenModel, device: torch.device, config: FSDPConfig) -> TokenModel:
-    """Move `model` to `device` and shard it, in place: over all ranks, or over each `fsdp_size` neighbours of them."""
+    """Shard `model` over the devices of all ranks, or of each `fsdp_size` neighbours of them, in place.
+
+    Layer after layer goes to the device, and all but this rank's part of it is forgotten before the next one does; the weights of
+    an outline are read when it is sharded. So nobody ever holds the whole model.
+    """
+    names = {} if model.reader is None else model.reader.names_of(model)
     fuse(model, device)
     if device.type != "cpu":
         _narrow_frozen(model)
-    model.to(device)
-    if world_size() == 1 and device.type == "cpu":
+    if not is_sharded(device):
         return model
     if not dist.is_initialized():
         dist.init_process_group(collectives(device.type), store=dist.HashStore(), rank=0, world_size=1)
@@ -52,7 +58,56 @@ def shard(model: TokenModel, device: torch.device, config: FSDPConfig) -> TokenM
     for module in _units(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+    if model.reader is not None:
+        _read_weights(model, model.reader, names, device)
+        model.reader = None
     return model
+
+
+def is_sharded(device: torch.device | str) -> bool:
+    """Whether models on such a device are sharded, if only over one rank; one on a CPU is left as it is."""
+    return torch.device(device).type != "cpu" or world_size() > 1
+
+
+@torch.no_grad()
+def _read_weights(model: TokenModel, reader: WeightReader, names: dict[str, str], device: torch.device) -> None:
+    """Give the parameters on the meta device this rank's part of their numbers; the same error on all ranks if one finds a
+    weight that cannot be used.
+
+    Args:
+        names: what the reader calls the parameters of `model`.
+    """
+    made: dict[int, nn.Parameter] = {}
+    problem: DataError | None = None
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "meta":
+            continue
+        own, rows = torch.empty_like(local(parameter), device=device), own_rows(parameter)
+        stored = reader.read(names[name], rows)
+        own.copy_(stored)
+        try:
+            require_finite(names[name], own, reader.folder)
+            if any(not torch.equal(stored, reader.read(other, rows)) for other in reader.aliases(names[name])):
+                raise tied_by_mistake(reader.folder)
+        except DataError as error:
+            problem = problem or error
+        made[id(parameter)] = nn.Parameter(like(parameter, own), requires_grad=parameter.requires_grad)
+    reader.close()
+    _raise_on_all_ranks(problem)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in made:
+                setattr(module, name, made[id(parameter)])
+
+
+def _raise_on_all_ranks(problem: DataError | None) -> None:
+    problems = [None if problem is None else (problem.what, problem.fix)]
+    if world_size() > 1:
+        own, problems = problems[0], [None] * world_size()
+        dist.all_gather_object(problems, own)
+    for seen in problems:
+        if seen is not None:
+            raise DataError(*seen)
 
 
 def _narrow_frozen(model: nn.Module) -> None:
@@ -123,6 +178,30 @@ def shard_number(tensor: Tensor) -> int:
     mesh = tensor.device_mesh
     (dim,) = (dim for dim, placement in enumerate(tensor.placements) if placement.is_shard())
     return mesh.get_local_rank(dim)
+
+
+def own_rows(tensor: Tensor) -> slice:
+    """Which rows of a tensor that is sharded by rows are this rank's; of a plain tensor all."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return slice(None)
+    count = local(tensor).shape[0]
+    if not count:
+        return slice(0, 0)
+    (chunk,) = tensor.__create_chunk_list__()
+    return slice(chunk.offsets[0], chunk.offsets[0] + count)
+
+
+def like(tensor: Tensor, own: Tensor) -> Tensor:
+    """`own` as this rank's part of a tensor that is sharded as `tensor` is; as it is, where that is a plain tensor."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return own
+    return DTensor.from_local(
+        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def full(tensor: Tensor) -> Tensor:

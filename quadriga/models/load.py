@@ -1,9 +1,15 @@
-"""Load tokenizers, policies, value models and reward models. Weights are float32: they are what the optimiser updates."""
+"""Load tokenizers, policies, value models and reward models. Weights are float32: they are what the optimiser updates.
+
+A model that one process will hold whole is loaded by transformers. One that is sharded over ranks (`shards=True`) is an outline
+without memory, with a reader that fills each rank's part when the model has been sharded (`quadriga.engine.sharding`).
+"""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +19,13 @@ from torch import nn
 from quadriga.config.schema_models import AuxModelConfig, ModelConfig
 from quadriga.errors import ConfigError, DataError
 from quadriga.models.attention import register_packed_attention
+from quadriga.models.outline import outline_of, sample_of, with_stand_ins
 from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
 from quadriga.models.scalar_model import ScalarModel, new_scalar_head
-from quadriga.models.source import readable_load_errors, resolve_model_path
-from quadriga.models.weight_files import check_weight_files, check_weights
+from quadriga.models.source import fetch_model, readable_load_errors, resolve_model_path
+from quadriga.models.weight_files import check_fit, check_weight_files, check_weights
+from quadriga.models.weight_reader import WeightReader
 
 
 def load_tokenizer(path: str | os.PathLike, trust_remote_code: bool = False) -> Any:
@@ -67,8 +75,10 @@ def model_vocabulary(path: str, trust_remote_code: bool) -> int:
     return int(config.get_text_config().vocab_size)
 
 
-def load_policy(config: ModelConfig, tokenizer: Any = None, trainable: bool = True) -> PolicyModel:
-    """The policy of `config`, on the CPU in float32, with a LoRA adapter where `lora_rank` > 0.
+def load_policy(
+    config: ModelConfig, tokenizer: Any = None, trainable: bool = True, shards: bool = False
+) -> PolicyModel:
+    """The policy of `config`, on the CPU in float32 or as an outline, with a LoRA adapter where `lora_rank` > 0.
 
     Dropout is 0 unless `override_config` sets it: a log-prob must not change between two calls.
 
@@ -78,65 +88,61 @@ def load_policy(config: ModelConfig, tokenizer: Any = None, trainable: bool = Tr
     """
     from transformers import AutoModelForCausalLM
 
-    model, info = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
-    check_weights(model, info, resolve_model_path(config.path))
-    check_vocabulary(model, tokenizer, config.path)
-    policy = PolicyModel(model)
-    check_packing(policy, config.path)
+    loaded = _load(AutoModelForCausalLM, "a causal language model", config, shards)
+    loaded.check()
+    check_vocabulary(loaded.module, tokenizer, config.path)
+    loaded.check_packing(config.path)
+    policy = PolicyModel(loaded.module)
     if not trainable:
-        return policy.requires_grad_(False).eval()
-    if config.lora_rank > 0:
-        policy = PolicyModel(_with_adapter(model, config))
-    return policy.train()
+        policy = policy.requires_grad_(False).eval()
+    elif config.lora_rank > 0:
+        with with_stand_ins(loaded.module) if shards else nullcontext():
+            policy = PolicyModel(_with_adapter(loaded.module, config))
+    policy.reader = loaded.reader
+    return policy.train(trainable)
 
 
 def outline_policy(config: ModelConfig) -> Any:
     """The policy's Hugging Face module without memory: class, configuration, names and shapes. Errors as `load_policy`."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     source, model_config = _read_config(config, "a causal language model")
-    with readable_load_errors(source, "a causal language model"), torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(
-            model_config,
-            dtype=torch.float32,
-            attn_implementation=register_packed_attention(),
-            trust_remote_code=config.trust_remote_code,
-        )
-    with suppress(OSError):  # a model may have no generation_config.json
-        module.generation_config = GenerationConfig.from_pretrained(source)
-    return module
+    return _outline(AutoModelForCausalLM, "a causal language model", source, model_config, config.trust_remote_code)
 
 
-def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None) -> ScalarModel:
+def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None, shards: bool = False) -> ScalarModel:
     """The trunk of `config.path` and a new scalar head that starts at 0 (see `new_scalar_head`)."""
     from transformers import AutoModelForCausalLM
 
-    model, info = _from_pretrained(AutoModelForCausalLM, "a causal language model", config)
-    trunk = f"{model.base_model_prefix}."
-    check_weights(model, info, resolve_model_path(config.path), uses=lambda name: name.startswith(trunk))
+    loaded = _load(AutoModelForCausalLM, "a causal language model", config, shards)
+    model, trunk = loaded.module, f"{loaded.module.base_model_prefix}."
+    loaded.check(lambda name: name.startswith(trunk))
     check_vocabulary(model, tokenizer, config.path)
-    check_packing(PolicyModel(model), config.path)
-    return ScalarModel(model.base_model, new_scalar_head(model.config.get_text_config().hidden_size)).train()
+    loaded.check_packing(config.path)
+    scorer = ScalarModel(model.base_model, new_scalar_head(model.config.get_text_config().hidden_size))
+    scorer.reader = loaded.reader
+    return scorer.train()
 
 
-def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None) -> ScalarModel:
+def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None, shards: bool = False) -> ScalarModel:
     """A sequence classifier with one label, frozen. DataError where the weights hold no head for it."""
     from transformers import AutoModelForSequenceClassification
 
-    model, info = _from_pretrained(
+    loaded = _load(
         AutoModelForSequenceClassification,
         "a reward model (sequence classifier with one label)",
         config,
+        shards,
         {"num_labels": 1},
     )
-    trunk = f"{model.base_model_prefix}."
-    unfit = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
+    model, trunk = loaded.module, f"{loaded.module.base_model_prefix}."
+    unfit = [*loaded.info["missing_keys"], *(name for name, *_ in loaded.info["mismatched_keys"])]
     if no_head := sorted(name for name in unfit if not name.startswith(trunk)):
         raise DataError(
             f"{config.path} is not a reward model with one label: no fitting weights for {', '.join(no_head[:4])}",
             "give a model saved as a sequence classifier with num_labels=1",
         )
-    check_weights(model, info, resolve_model_path(config.path), uses=lambda name: name.startswith(trunk))
+    loaded.check(lambda name: name.startswith(trunk))
     check_vocabulary(model, tokenizer, config.path)
     head = next((getattr(model, name) for name in ("score", "classifier") if hasattr(model, name)), None)
     if not isinstance(head, nn.Linear):
@@ -144,7 +150,9 @@ def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = Non
             f"the classifier of {config.path} is no single linear layer over the last token",
             "give a decoder model saved as a sequence classifier (its head is called score)",
         )
-    return ScalarModel(model.base_model, head).requires_grad_(False).eval()
+    scorer = ScalarModel(model.base_model, head)
+    scorer.reader = loaded.reader
+    return scorer.requires_grad_(False).eval()
 
 
 def check_vocabulary(model: Any, tokenizer: Any, path: str) -> None:
@@ -160,19 +168,52 @@ def check_vocabulary(model: Any, tokenizer: Any, path: str) -> None:
         )
 
 
-def _from_pretrained(
+@dataclass
+class _Loaded:
+    """A Hugging Face module, and how its weights fit, which the caller must look at.
+
+    Attributes:
+        reader: of an outline; None: the module has its weights.
+    """
+
+    module: Any
+    source: Path | str
+    info: dict[str, Any]
+    reader: WeightReader | None = None
+
+    def check(self, uses: Callable[[str], bool] = lambda name: True) -> None:
+        """DataError unless the weights that matter fit, as far as they are known yet."""
+        if self.reader is None:
+            check_weights(self.module, self.info, self.source, uses)
+        else:
+            check_fit(self.info, self.source, uses)
+            self.reader.uses = uses
+            self.reader.read_buffers()
+
+    def check_packing(self, path: str) -> None:
+        check_packing(PolicyModel(self.module if self.reader is None else sample_of(self.module)), path)
+
+
+def _load(
     auto_class: Any,
     what: str,
     config: ModelConfig | AuxModelConfig,
+    shards: bool,
     settings: dict[str, Any] | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """The model, and what transformers says about the fit of its weights, which the caller must look at."""
+) -> _Loaded:
     source, model_config = _read_config(config, what)
     trust = config.trust_remote_code
     for key, value in (settings or {}).items():
         setattr(model_config, key, value)
+    if shards:
+        module = _outline(auto_class, what, source, model_config, trust)
+        with readable_load_errors(source, what):
+            folder = fetch_model(source)
+        check_weight_files(folder)
+        reader = WeightReader(module, folder)
+        return _Loaded(module, folder, reader.info, reader)
     with readable_load_errors(source, what):
-        return auto_class.from_pretrained(
+        module, info = auto_class.from_pretrained(
             source,
             config=model_config,
             dtype=torch.float32,
@@ -182,6 +223,24 @@ def _from_pretrained(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_weights` names them; transformers only prints them
         )
+    return _Loaded(module, source, info)
+
+
+def _outline(auto_class: Any, what: str, source: Path | str, model_config: Any, trust_remote_code: bool) -> Any:
+    from transformers import GenerationConfig
+
+    with readable_load_errors(source, what):
+        module = outline_of(
+            auto_class,
+            model_config,
+            dtype=torch.float32,
+            attn_implementation=register_packed_attention(),
+            trust_remote_code=trust_remote_code,
+        )
+    module.config.name_or_path = str(source)
+    with suppress(OSError):  # a model may have no generation_config.json
+        module.generation_config = GenerationConfig.from_pretrained(source)
+    return module
 
 
 def _read_config(config: ModelConfig | AuxModelConfig, what: str) -> tuple[Path | str, Any]:

@@ -69,6 +69,15 @@ def _in_cache(name: str, tokenizer_only: bool) -> Path | None:
     return folder if has_weights else None
 
 
+def fetch_model(source: Path | str) -> Path:
+    """The folder of a model that is given by folder or hub name; downloads what is not here."""
+    if isinstance(source, Path):
+        return source
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+
+
 def _require_hub(name: str) -> None:
     """DataError, within seconds, where a model would have to be downloaded and cannot be."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):

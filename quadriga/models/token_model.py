@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quadriga.models.packing import PackedRows
+from quadriga.models.weight_reader import WeightReader
 
 
 class TokenModel(nn.Module):
@@ -15,6 +16,9 @@ class TokenModel(nn.Module):
 
     `forward(packed, **options)` returns float32 tensors by name, `[N]` for the N wanted response tokens.
     """
+
+    reader: WeightReader | None = None
+    """Reads the weights of an outline, once it is sharded; None: the weights are there."""
 
     @property
     def huggingface(self) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quadriga.errors import DataError
 
@@ -20,7 +21,7 @@ SHOWN = 8
 def check_weight_files(folder: Path) -> None:
     """DataError for a safetensors file of a model folder that is missing, cut off or garbled. Reads the headers only."""
     for file in weight_files(folder):
-        tensors = _header(file)
+        tensors = read_header(file)
         ends = [entry["data_offsets"][1] for entry in tensors.values()]
         expected = LENGTH_BYTES + _header_bytes(file) + max(ends, default=0)
         if file.stat().st_size != expected:
@@ -44,13 +45,11 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_weights(
-    model: Any, info: Mapping[str, Any], source: Path | str, uses: Callable[[str], bool] = lambda name: True
-) -> None:
-    """DataError unless every weight of `model` came from `source`, with its shape, finite, and nothing was left over.
+def check_fit(info: Mapping[str, Any], source: Path | str, uses: Callable[[str], bool] = lambda name: True) -> None:
+    """DataError unless every weight of a model is in `source`, with its shape, and nothing is left over.
 
     Args:
-        info: what `from_pretrained(…, output_loading_info=True, ignore_mismatched_sizes=True)` said.
+        info: what `from_pretrained(…, output_loading_info=True, ignore_mismatched_sizes=True)` says, or a `WeightReader`.
         uses: whether a weight of this name matters; a head that is replaced does not.
     """
     wrong = {
@@ -64,39 +63,45 @@ def check_weights(
     }
     if problems := [f"  {kind}: {_listed(names)}" for kind, names in wrong.items() if names]:
         raise DataError("\n".join([f"the weights of {source} do not fit its config.json", *problems]), _fix(wrong))
-    _check_ties(model, source, uses)
-    _check_finite(model, source)
 
 
-def _check_ties(model: Any, source: Path | str, uses: Callable[[str], bool]) -> None:
-    """transformers unties two weights that differ, whatever config.json says; whoever builds from that would tie them."""
+def check_weights(
+    model: Any, info: Mapping[str, Any], source: Path | str, uses: Callable[[str], bool] = lambda name: True
+) -> None:
+    """`check_fit`, and of a model that is loaded whole: its weights are finite, and tied where config.json says so."""
+    check_fit(info, source, uses)
     head = model.get_output_embeddings()
-    if head is None or not uses("lm_head.weight"):
-        return
-    apart = head.weight is not model.get_input_embeddings().weight
-    if apart and getattr(model.config.get_text_config(), "tie_word_embeddings", False):
-        raise DataError(
-            f"config.json of {source} says tie_word_embeddings: true, but its weights hold an output head that differs "
-            "from the input embeddings",
-            "set tie_word_embeddings to false in its config.json, if the head is what was trained",
-        )
-
-
-def _check_finite(model: Any, source: Path | str) -> None:
+    # transformers unties two weights that differ, whatever config.json says; whoever builds from that would tie them.
+    apart = head is not None and head.weight is not model.get_input_embeddings().weight
+    if apart and uses("lm_head.weight") and getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        raise tied_by_mistake(source)
     for name, weight in model.named_parameters():
-        # A sum is one pass without a copy; only where it is not finite is it worth looking closer.
-        if not torch.isfinite(weight.detach().sum(dtype=torch.float32)) and not torch.isfinite(weight).all():
-            bad = int((~torch.isfinite(weight)).sum())
-            raise DataError(
-                f"{_place_of(name, source)}: {name} has {bad:,} of {weight.numel():,} numbers that are not finite",
-                "fetch the model again, or start from an earlier checkpoint of it",
-            )
+        require_finite(name, weight.detach(), source)
+
+
+def tied_by_mistake(source: Path | str) -> DataError:
+    return DataError(
+        f"config.json of {source} says tie_word_embeddings: true, but its weights hold an output head that differs "
+        "from the input embeddings",
+        "set tie_word_embeddings to false in its config.json, if the head is what was trained",
+    )
+
+
+def require_finite(name: str, weight: Tensor, source: Path | str) -> None:
+    """DataError, with its place, if some of the numbers of a weight, or of a part of it, are not finite."""
+    # A sum is one pass without a copy; only where it is not finite is it worth looking closer.
+    if not torch.isfinite(weight.sum(dtype=torch.float32)) and not torch.isfinite(weight).all():
+        bad = int((~torch.isfinite(weight)).sum())
+        raise DataError(
+            f"{_place_of(name, source)}: {name} has {bad:,} of {weight.numel():,} numbers that are not finite",
+            "fetch the model again, or start from an earlier checkpoint of it",
+        )
 
 
 def _place_of(name: str, source: Path | str) -> str:
     if isinstance(source, Path):
         for file in weight_files(source):
-            if name in _header(file):
+            if name in read_header(file):
                 return str(file)
     return str(source)
 
@@ -106,7 +111,7 @@ def _header_bytes(file: Path) -> int:
         return int.from_bytes(stream.read(LENGTH_BYTES), "little")
 
 
-def _header(file: Path) -> dict[str, Any]:
+def read_header(file: Path) -> dict[str, Any]:
     """Name → dtype, shape and place of every tensor."""
     length, size = _header_bytes(file), file.stat().st_size
     try:

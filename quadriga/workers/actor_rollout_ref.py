@@ -39,13 +39,14 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     def init_model(self, total_steps: int | None = None) -> None:
         """Load the model and, for the actor, make its optimiser and, unless that has its own pool, its rollout engine."""
         from quadriga.engine import TrainingEngine
+        from quadriga.engine.sharding import is_sharded
         from quadriga.models.blank_copy import blank_copy, outline
         from quadriga.models.exact import check_family
         from quadriga.models.load import load_policy
 
         cfg = self.policy_config
         self.tokenizer = self.load_tokenizer()
-        policy = load_policy(cfg.model, self.tokenizer, trainable=self.is_actor)
+        policy = load_policy(cfg.model, self.tokenizer, self.is_actor, is_sharded(self.device_name))
         check_family(policy.huggingface.config)
         if self.is_actor and self.rank == 0:
             self.prepare_export(policy)

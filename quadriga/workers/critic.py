@@ -18,11 +18,12 @@ class CriticWorker(LearningWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
         from quadriga.engine import TrainingEngine
+        from quadriga.engine.sharding import is_sharded
         from quadriga.models.load import load_value_model
 
         critic = self.config.critic
         self.engine = TrainingEngine(
-            load_value_model(critic.model),
+            load_value_model(critic.model, shards=is_sharded(self.device_name)),
             optim=critic.optim,
             fsdp=critic.fsdp_config,
             grad_clip=critic.grad_clip,

@@ -17,13 +17,15 @@ class RewardModelWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
         from quadriga.engine import TrainingEngine
+        from quadriga.engine.sharding import is_sharded
         from quadriga.models.load import load_reward_model, load_tokenizer
 
         model, policy = self.config.reward_model.model, self.config.actor_rollout_ref.model
         self.policy_tokenizer = load_tokenizer(policy.tokenizer_path or policy.path, policy.trust_remote_code)
         self.tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
         self.rewrites = self.tokenizer.get_vocab() != self.policy_tokenizer.get_vocab()
-        self.engine = TrainingEngine(load_reward_model(model, self.tokenizer), device=self.device_name)
+        scorer = load_reward_model(model, self.tokenizer, is_sharded(self.device_name))
+        self.engine = TrainingEngine(scorer, device=self.device_name)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:

@@ -35,6 +35,7 @@ class TeacherWorker(RunWorker):
     def init_model(self, total_steps: int | None = None) -> None:
         from quadriga.checkpoint.model_path import model_path
         from quadriga.engine import TrainingEngine
+        from quadriga.engine.sharding import is_sharded
         from quadriga.models.load import load_policy, load_tokenizer, model_vocabulary
 
         student = self.config.actor_rollout_ref.model
@@ -53,7 +54,7 @@ class TeacherWorker(RunWorker):
                     "a teacher must have the policy's tokenizer: its log-probs are of the policy's own tokens",
                 )
             model = replace(student, path=path, tokenizer_path=None, lora_rank=0, override_config={})
-            policy = load_policy(model, tokenizer, trainable=False)
+            policy = load_policy(model, tokenizer, False, is_sharded(self.device_name))
             self.vocabulary = min(self.vocabulary, policy.huggingface.get_output_embeddings().weight.shape[0])
             self.engines[index] = TrainingEngine(policy, device=self.device_name)
 

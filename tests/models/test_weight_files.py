@@ -35,9 +35,19 @@ def change(folder, weights=lambda stored: None, **settings):
 
 
 def refusal(folder, load=load_policy) -> str:
+    """What is said of a folder: of one that is loaded whole, and of one whose parts are read by ranks."""
     with pytest.raises(DataError) as caught:
         load(ModelConfig(path=str(folder)))
+    if load is not whole_policy:
+        with pytest.raises(DataError) as of_shards:
+            load(ModelConfig(path=str(folder)), shards=True)
+        assert str(of_shards.value) == str(caught.value)
     return f"{caught.value.what}\n{caught.value.fix}"
+
+
+def whole_policy(config):
+    """What is only seen in the numbers; ranks see it when they read them (tests/engine/test_sharded_loading.py)."""
+    return load_policy(config)
 
 
 def test_a_missing_weight_is_named(folder):
@@ -66,7 +76,9 @@ def test_a_model_with_fewer_layers_than_its_config_says_is_refused(folder):
 
 def test_a_head_that_is_missing_or_tied_by_mistake_is_refused(folder):
     change(folder, tie_word_embeddings=True)
-    assert "tie_word_embeddings: true, but its weights hold an output head that differs" in refusal(folder)
+    assert "tie_word_embeddings: true, but its weights hold an output head that differs" in refusal(
+        folder, whole_policy
+    )
     change(folder, lambda stored: stored.pop("lm_head.weight"), tie_word_embeddings=False)
     said = refusal(folder)
     assert "missing: lm_head.weight" in said
@@ -108,7 +120,7 @@ def test_weights_that_are_not_finite_are_named_with_their_file(folder):
         stored["model.norm.weight"][:2] = float("nan")
 
     change(folder, spoil)
-    said = refusal(folder)
+    said = refusal(folder, whole_policy)
     assert f"{folder / 'model.safetensors'}: model.norm.weight has 2 of " in said
 
 

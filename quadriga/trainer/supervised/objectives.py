@@ -13,6 +13,7 @@ from quadriga.checkpoint.huggingface import ModelExport, policy_export, reward_m
 from quadriga.config.supervised_schema import DPOConfig, RMConfig, SFTConfig
 from quadriga.data import collate_pairs, collate_sft, create_preference_dataset, create_sft_dataset
 from quadriga.engine import BatchCounts, TrainingEngine
+from quadriga.engine.sharding import is_sharded
 from quadriga.models.token_model import TokenModel
 from quadriga.protocol import DataProto
 from quadriga.trainer.supervised.sample_rows import answer_rows, pair_rows
@@ -37,8 +38,9 @@ class Objective:
         self.config = config
         self.tokenizer = start_tokenizer(config.model)
 
-    def load_model(self) -> TokenModel:
-        return start_policy(self.config.model, self.tokenizer)
+    def load_model(self, shards: bool) -> TokenModel:
+        """What is trained, as it starts; an outline if it is going to be sharded."""
+        return start_policy(self.config.model, self.tokenizer, shards=shards)
 
     def dataset(self, files: Any, max_samples: int) -> Any:
         return create_preference_dataset(files, self.config.data, self.tokenizer, max_samples)
@@ -92,8 +94,8 @@ class RewardModel(Objective):
     output = "values"
     collate = staticmethod(collate_pairs)
 
-    def load_model(self) -> TokenModel:
-        return start_scorer(self.config.model, self.tokenizer)
+    def load_model(self, shards: bool) -> TokenModel:
+        return start_scorer(self.config.model, self.tokenizer, shards)
 
     def sums(self, output: Tensor, columns: Columns) -> dict[str, Tensor]:
         chosen, rejected = output.view(-1, 2).unbind(1)
@@ -118,7 +120,7 @@ class DPO(Objective):
         self.policy = engine
         self.reference = None
         if self.config.model.lora_rank == 0:
-            start = start_policy(self.config.model, self.tokenizer, trainable=False)
+            start = start_policy(self.config.model, self.tokenizer, False, is_sharded(engine.device))
             self.reference = TrainingEngine(start, fsdp=self.config.model.fsdp_config, device=engine.device)
 
     def add_columns(self, rows: DataProto) -> None:

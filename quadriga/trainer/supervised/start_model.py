@@ -21,20 +21,20 @@ def start_tokenizer(model: StartModelConfig) -> Any:
     return load_tokenizer(model.tokenizer_path or source, model.trust_remote_code)
 
 
-def start_policy(model: PolicyModelConfig, tokenizer: Any, trainable: bool = True) -> PolicyModel:
-    """The policy, on the CPU in float32. Random weights and adapters come from torch's random state."""
+def start_policy(model: PolicyModelConfig, tokenizer: Any, trainable: bool = True, shards: bool = False) -> PolicyModel:
+    """The policy, on the CPU in float32, or with `shards` as an outline. Random weights and adapters come from torch's random state."""
     if isinstance(model, SFTModelConfig) and model.from_config is not None:
         return _random_policy(model, tokenizer)
     config = _model_config(model)
     config.lora_rank, config.lora_alpha = model.lora_rank, model.lora_alpha
     config.target_modules, config.exclude_modules = model.target_modules, model.exclude_modules
     config.lora_adapter_path = model.lora_adapter_path
-    return load_policy(config, tokenizer, trainable)
+    return load_policy(config, tokenizer, trainable, shards)
 
 
-def start_scorer(model: StartModelConfig, tokenizer: Any) -> ScalarModel:
+def start_scorer(model: StartModelConfig, tokenizer: Any, shards: bool = False) -> ScalarModel:
     """The trunk of a language model with a score on top that starts at 0."""
-    return load_value_model(_model_config(model), tokenizer)
+    return load_value_model(_model_config(model), tokenizer, shards)
 
 
 def _model_config(model: StartModelConfig) -> ModelConfig:

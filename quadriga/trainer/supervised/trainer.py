@@ -24,7 +24,7 @@ from quadriga.data.factory import pad_token_id
 from quadriga.data.loader import BatchLoader, file_order_batches
 from quadriga.data.sampler import ResumableSampler
 from quadriga.engine import BatchCounts, TrainingEngine
-from quadriga.engine.sharding import rank, sum_over_ranks, world_size
+from quadriga.engine.sharding import is_sharded, rank, sum_over_ranks, world_size
 from quadriga.engine.weights import host_state_dict
 from quadriga.errors import ConfigError, RunStopped
 from quadriga.protocol import DataProto
@@ -72,7 +72,7 @@ class SupervisedTrainer:
     def _make_engine(self, device: torch.device | str) -> None:
         model, optim = self.config.model, self.config.optim
         torch.manual_seed(self.config.trainer.seed)
-        start = self.objective.load_model()
+        start = self.objective.load_model(is_sharded(device))
         self.save_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.save_dtype]
         self.exporter = self.objective.export(start, self.save_dtype)
         if rank() == 0:  # what would stop a checkpoint shows before the first step
