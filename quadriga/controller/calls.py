@@ -14,6 +14,7 @@ from ray.exceptions import (
     GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
+    OutOfMemoryError,
     RayError,
     RayTaskError,
     WorkerCrashedError,
@@ -49,7 +50,7 @@ class WorkersDied(WorkersLost):
     """Some workers were at work and died, or did not answer in time. New ones may well succeed where they did not."""
 
 
-_DEATHS = (ActorDiedError, WorkerCrashedError, NodeDiedError, ActorUnavailableError)
+_DEATHS = (ActorDiedError, WorkerCrashedError, NodeDiedError, ActorUnavailableError, OutOfMemoryError)
 
 
 def fetch(
@@ -126,6 +127,12 @@ def explain(error: RayError, seats: Sequence[Seat], method: str) -> QuadrigaErro
         cause_text = _constructor_traceback(error)
         if cause_text:
             return WorkersLost(f"{cause_text}\n\nin the start of {who}")
+        if isinstance(error, OutOfMemoryError):
+            return WorkersDied(
+                f"{who} was ended by Ray during {method}, because its node ran out of memory:\n{_memory_detail(error)}",
+                "see `quadriga plan` for what a worker needs: give the node fewer workers, lower the token budgets "
+                "(…max_token_len_per_gpu) or rollout.max_num_seqs, or end other programs there",
+            )
         return WorkersDied(
             f"{who} died during {method}: {_death_detail(error)}",
             "killed by hand or by the kernel for lack of memory (see dmesg), or crashed in native code: look at its log",
@@ -157,6 +164,13 @@ def _traceback(error: RayTaskError) -> str:
 def _constructor_traceback(error: RayError) -> str:
     text = ANSI.sub("", str(error))
     return text if "The actor died because of an error raised in its creation task" in text else ""
+
+
+def _memory_detail(error: RayError) -> str:
+    """How much memory was used by whom, out of what Ray says: half a page, most of it about its own settings."""
+    lines = [line.strip() for line in ANSI.sub("", str(error)).splitlines()]
+    kept = [line for line in lines if "memory" in line.lower() and "RAY_memory" not in line and "http" not in line]
+    return "\n".join(f"  {line}"[:300] for line in kept[:2]) or "  Ray gave no figures"
 
 
 def _death_detail(error: RayError) -> str:
