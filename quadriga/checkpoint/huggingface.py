@@ -49,6 +49,11 @@ class ModelExport:
                 GenerationConfig()
             )  # which `save_pretrained` accepts; the real one is written over it
 
+    @property
+    def bytes(self) -> int:
+        """Of the weights, as they will be written."""
+        return sum(p.numel() * p.element_size() for p in self._blank.parameters())
+
     def rehearse(self, near: Path, trust_remote_code: bool = False) -> None:
         """Write everything but the weights beside `near`, read it back, and leave no trace.
 

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from quadriga.checkpoint.disk import readable_disk_errors, sync
 from quadriga.checkpoint.manifest import FORMAT, NewerFormat
 from quadriga.checkpoint.pieces import Piece, is_first_copy, piece_of
 from quadriga.checkpoint.shard_files import INDEX, read_index, shard_name
 from quadriga.checkpoint.shard_reader import OFFSETS, SHARDING_INFO, ShardReader
+from quadriga.config.memory import OPTIMISER_BYTES
 from quadriga.engine.sharding import rank, world_size
 from quadriga.errors import CheckpointError
 
@@ -68,6 +70,17 @@ class EnginePart:
             if self.index is not None:
                 (folder / INDEX).write_text(json.dumps(self.index, indent=1) + "\n", encoding="utf-8")
                 sync(folder / INDEX)
+
+
+def expected_bytes(engine: TrainingEngine, optimiser: str) -> int:
+    """About what `save_engine` will write on this rank, told before the optimiser has any state. Never too much.
+
+    Args:
+        optimiser: `optim.name`.
+    """
+    weights = _own_pieces({"model": get_model_state_dict(engine.model)})
+    trained = sum(piece_of("", p).tensor.numel() for p in engine.parameters if is_first_copy(p))
+    return sum(piece.bytes for piece in weights) + int(OPTIMISER_BYTES[optimiser] * trained)
 
 
 def copy_engine(engine: TrainingEngine) -> EnginePart:

@@ -20,6 +20,7 @@ from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.parallel import SEQUENCE_KEY, report_parallel
 from quadriga.config.placement import placement_of
 from quadriga.config.profiling import report_profiling
+from quadriga.config.run_name import name_problems
 from quadriga.config.schema import Config
 from quadriga.config.tensor_parallel import report_tensor_parallel
 from quadriga.config.typed import Problems
@@ -219,6 +220,8 @@ def _episodes(config: Config, problems: Problems) -> None:
 
 def _run(config: Config, problems: Problems) -> None:
     trainer = config.trainer
+    for what, fix in name_problems(trainer):
+        problems.add(what, fix)
     placement = placement_of(config)
     report_profiling(config, list(placement.role_pool), problems)
     slots = max(sum(sizes) for sizes in placement.pools.values())

@@ -30,8 +30,11 @@ def _count_file(name: str) -> tuple[int | None, str]:
     if path.suffix == ".parquet":
         return _count_parquet(path)
     if path.suffix == ".jsonl" and path.stat().st_size <= LARGEST_TEXT:
-        with path.open("rb") as lines:
-            return sum(1 for line in lines if line.strip()), ""
+        try:
+            with path.open("rb") as lines:
+                return sum(1 for line in lines if line.strip()), ""
+        except OSError as error:
+            return None, f"{path} cannot be read: {error.strerror or error}"
     return None, f"{name} is too large, or of a kind, to be counted without reading it"
 
 

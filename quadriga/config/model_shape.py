@@ -121,12 +121,14 @@ def _number(config: dict[str, Any], name: str) -> int:
 
 def count_parameters(file: Path) -> int:
     """Number of values in a safetensors file, from its header."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > LARGEST_HEADER:
-            raise ValueError(f"{file} is not a safetensors file")
-        try:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > LARGEST_HEADER:
+                raise ValueError(f"{file} is not a safetensors file")
             header = json.loads(stream.read(length))
-        except ValueError:
-            raise ValueError(f"{file} is not a safetensors file") from None
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"{file} is not a safetensors file") from None

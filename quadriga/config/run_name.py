@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quadriga.errors import ConfigError
 
-_NAME = "trainer.experiment_name"
+_NAME, PROJECT = "trainer.experiment_name", "trainer.project_name"
 
 
 def name_run(values: dict[str, Any], model: Any) -> None:
@@ -23,9 +25,9 @@ def name_run(values: dict[str, Any], model: Any) -> None:
         return
     folder = str(trainer["default_local_dir"])
     if _NAME in folder:
-        trainer["experiment_name"] = new_name(model, Path("outputs") / str(trainer["project_name"]))
+        trainer["experiment_name"] = new_name(model)
     else:
-        trainer["experiment_name"] = Path(folder).expanduser().name
+        trainer["experiment_name"] = os.path.basename(os.path.abspath(os.path.expanduser(folder))) or "run"
 
 
 def is_new(config: Any) -> bool:
@@ -37,15 +39,21 @@ def is_new(config: Any) -> bool:
     return trainer.get("experiment_name") is None and _NAME in str(trainer.get("default_local_dir") or _NAME)
 
 
-def new_name(model: Any, beside: Path) -> str:
-    """`arithmetic-20261117-073000`; with a number where that folder is there already."""
+def new_name(model: Any) -> str:
+    """`arithmetic-20261117-073000-3fa9c1`; the end is drawn, so that runs which start at the same moment have two names."""
     last = re.split(r"[/:\\]", str(model or "").rstrip("/"))[-1]
     stem = re.sub(r"[^\w.-]+", "_", last) or "run"
-    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number = 1
-    while (beside / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return name if number == 1 else f"{name}-{number}"
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def name_problems(trainer: Any) -> Iterator[tuple[str, str]]:
+    """What is wrong with the names that make the run directory's path."""
+    for key, name in ((PROJECT, trainer.project_name), (_NAME, trainer.experiment_name)):
+        if not name or name.startswith("/") or {".", ".."} & set(name.split("/")) or not name.isprintable():
+            yield (
+                f"{key}={name!r} is no name: it must be a folder's, below outputs/",
+                "use letters, digits, - and _; trainer.default_local_dir puts the run anywhere else",
+            )
 
 
 def with_run_name(config: Any, name: str) -> Any:
@@ -72,6 +80,15 @@ def refuse_another_task(before: dict[str, Any], now: dict[str, Any], keys: tuple
             f"give this run a name of its own, {_NAME}=…; or start anew there with trainer.resume_mode=disable, or go on "
             "from a checkpoint on purpose with trainer.resume_mode=resume_path trainer.resume_from_path=…",
         )
+
+
+def nothing_left(checkpoint: Path, step: int, total_steps: int) -> str:
+    """What to say of a run that is resumed at or after its last step."""
+    return (
+        f"nothing is left to do: {checkpoint} was written after step {step}, and the run has {total_steps} steps. "
+        "To train on, raise trainer.total_training_steps (or trainer.total_epochs); to train anew, give it another "
+        "trainer.experiment_name"
+    )
 
 
 def _at(values: dict[str, Any], key: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quadriga.config.run_name import name_problems
 from quadriga.config.supervised_schema import DPOConfig, SFTConfig
 from quadriga.config.typed import Problems
 
@@ -12,6 +13,8 @@ def check_supervised(config: Any, problems: Problems) -> None:
     """Note every impossible combination; fills in what is said by another name."""
     data, optim, trainer = config.data, config.optim, config.trainer
     _take_path(config.model, problems)
+    for what, fix in name_problems(trainer):
+        problems.add(what, fix)
     if not data.train_files:
         problems.add("data.train_files is not set", "set it to a parquet, json or jsonl file, or a list of them")
     if isinstance(config, SFTConfig):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,14 +119,12 @@ def first_row(name: str) -> Row | None:
         return None
     path = _find_file(name)
     if path.suffix == ".parquet":
-        try:
+        with _readable_parquet(name):
             batch = next(pq.ParquetFile(path).iter_batches(batch_size=1), None)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{name} cannot be read as parquet: {error}", "write the file again") from error
         return batch.to_pylist()[0] if batch is not None and batch.num_rows else None
     if path.suffix != ".jsonl":
         return None
-    with path.open("rb") as lines:
+    with _readable(name), path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
@@ -137,6 +136,25 @@ def first_row(name: str) -> Row | None:
 
 def expand_path(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """What the file system refuses becomes a DataError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(f"{name} cannot be read: {why}", "check who may read the file, and its disk") from error
+
+
+@contextmanager
+def _readable_parquet(name: str) -> Iterator[None]:
+    try:
+        with _readable(name):
+            yield
+    except pa.ArrowException as error:
+        raise DataError(f"{name} cannot be read as parquet: {error}", "write the file again") from error
 
 
 def _builtin(name: str) -> FileRows:
@@ -161,18 +179,18 @@ def _read_file(name: str) -> FileRows:
 def _find_file(name: str) -> Path:
     path = expand_path(name)
     shown = name if str(path) == name else f"{name} ({path})"
-    if not path.exists():
+    with _readable(shown):
+        exists, is_file = path.exists(), path.is_file()
+    if not exists:
         raise DataError(f"data file {shown} does not exist", "check the path; `quadriga prep --help` makes datasets")
-    if not path.is_file() or path.suffix not in SUFFIXES:
+    if not is_file or path.suffix not in SUFFIXES:
         raise DataError(f"{shown} is not a {', '.join(SUFFIXES)} file", "give files of these kinds, or a list of them")
     return path
 
 
 def _read_parquet(path: Path, name: str) -> FileRows:
-    try:
+    with _readable_parquet(name):
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{name} cannot be read as parquet: {error}", "write the file again") from error
     try:
         table.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -192,7 +210,9 @@ def _bad_parquet_row(table: pa.Table, name: str) -> str:
 
 def _read_json(path: Path, name: str) -> FileRows:
     """A JSON array of objects, one JSON object a line, or (in a .json file) a single object over several lines."""
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    with _readable(name):
+        content = path.read_bytes()
+    content = content.removeprefix(codecs.BOM_UTF8)
     if content.lstrip()[:1] == b"[":
         values = _parse(content, name)
     elif path.suffix == ".json" and (single := _single_object(content)) is not None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from quadriga.config.model_shape import find_model_folder
 from quadriga.errors import DataError
 
@@ -115,7 +117,7 @@ def readable_load_errors(path: Path | str, what: str) -> Iterator[None]:
     """Turn what transformers raises while loading `what` from `path` into a DataError that says what to do."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{what} could not be loaded from {path}: {_first_line(error)}", _fix(path, error)) from error

@@ -37,7 +37,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [file for file in [folder / "model.safetensors"] if file.is_file()]
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(f"{folder / INDEX} is no index of weights: {error}", "fetch the file again") from error
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -113,20 +113,26 @@ def _header_bytes(file: Path) -> int:
 
 def read_header(file: Path) -> dict[str, Any]:
     """Name → dtype, shape and place of every tensor."""
-    length, size = _header_bytes(file), file.stat().st_size
     try:
+        length, size = _header_bytes(file), file.stat().st_size
         if size < LENGTH_BYTES + length:
             raise ValueError(f"it has {size:,} bytes, too few for its own header")
         with file.open("rb") as stream:
             stream.seek(LENGTH_BYTES)
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
-        return {
-            str(name): {**entry, "data_offsets": list(map(int, entry["data_offsets"]))}
-            for name, entry in header.items()
-        }
+        return {str(name): _tensor(entry) for name, entry in header.items()}
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read: {error.strerror or error}", "check who may read it, and its disk"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file} is no whole safetensors file: {error}", "fetch the file again") from error
+
+
+def _tensor(entry: dict[str, Any]) -> dict[str, Any]:
+    begin, end = map(int, entry["data_offsets"])
+    return {**entry, "shape": list(map(int, entry["shape"])), "data_offsets": [begin, end]}
 
 
 def _listed(names: list[str]) -> str:

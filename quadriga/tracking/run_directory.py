@@ -71,10 +71,7 @@ class RunDirectory:
             for folder in (self.path, self.samples, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"Cannot make the run directory {self.path}: {error.strerror}.",
-                "set trainer.default_local_dir to a folder that you can write to",
-            ) from error
+            raise unwritable(self.path, error.strerror or str(error)) from error
 
     def begin(self, resumed_step: int | None = None) -> list[int]:
         """Prepare the files for a run that goes on after `resumed_step`, or that starts anew (None).
@@ -261,6 +258,13 @@ class RunDirectory:
                 os.close(descriptor)
         if written < len(line):
             raise QuadrigaError(f"Cannot write to {path}: the disk is full.", "free some space and resume")
+
+
+def unwritable(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"the run directory {path} cannot be made: {why}",
+        "set trainer.default_local_dir to a folder that you can write to",
+    )
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

@@ -69,17 +69,20 @@ class SteadyStream(io.TextIOBase):
 def steady_output() -> Iterator[None]:
     """Both streams of this process made steady while the block runs."""
     before = {name: getattr(sys, name) for name in NAMES}
+    steady: dict[str, SteadyStream] = {}
     for number, name in enumerate(NAMES, 1):
         stream = before[name]
         if stream is None:  # started with it closed: its descriptor must not become that of the next file opened
             _lead_nowhere(number)
             stream = before[name] = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        setattr(sys, name, SteadyStream(stream, name))
+        steady[name] = SteadyStream(stream, name)
+        setattr(sys, name, steady[name])
     try:
         yield
     finally:
-        for name in NAMES:
-            getattr(sys, name).flush()
+        for name, ended in steady.items():
+            ended.flush()
+            ended.broken = True  # Python flushes it once more when it goes, maybe after what is behind it was closed
             setattr(sys, name, before[name])
 
 

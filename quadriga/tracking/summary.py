@@ -44,11 +44,13 @@ _TOLD = {REWARD, ACCURACY, THROUGHPUT, "perf/total_num_tokens", *_COUNTED_SECOND
 class RunSummary:
     """What came out of a run.
 
+    Where two values are meant, the first and the last, there is one if the run has no more, and none if it has none.
+
     Attributes:
         accuracies: held-out accuracy by data source, at the first and the last validation.
         supervised: loss and accuracy of a supervised run, training and held-out: label → first and last value, each a mean of
             some steps in training; empty for other runs.
-        reward: mean of the first and of the last steps (a tenth of them, ten at most), None without steps.
+        reward: mean of the first and of the last steps (a tenth of them, ten at most).
         seconds: spent in steps, validations and checkpoints.
         tokens_per_second: over the whole run; None if no tokens were counted.
     """
@@ -57,25 +59,20 @@ class RunSummary:
     steps: int
     seconds: float
     tokens_per_second: float | None
-    accuracies: dict[str, tuple[float, float]]
-    reward: tuple[float, float] | None
-    supervised: dict[str, tuple[float, float]] = field(default_factory=dict)
-    validations: int = 0
+    accuracies: dict[str, tuple[float, ...]]
+    reward: tuple[float, ...]
+    supervised: dict[str, tuple[float, ...]] = field(default_factory=dict)
     model_path: Path | None = None
     pictures: tuple[Path, ...] = ()
 
     @property
     def headline(self) -> str:
         """One line: `held-out accuracy 41.0% → 92.3% · 120 steps in 1 min 42 s`."""
-        once = self.validations == 1  # nothing to compare with
-        parts = [
-            f"{_accuracy_label(s, self)} {b:.1%}" if once else f"{_accuracy_label(s, self)} {a:.1%} → {b:.1%}"
-            for s, (a, b) in self.accuracies.items()
-        ]
+        parts = [f"{_accuracy_label(s, self)} {_change(ends, '.1%')}" for s, ends in self.accuracies.items()]
         if not parts and self.reward:
-            parts = [f"reward {self.reward[0]:.3g} → {self.reward[1]:.3g}"]
+            parts = [f"reward {_change(self.reward, '.3g')}"]
         if not parts:
-            parts = [f"{label} {a:.3g} → {b:.3g}" for label, (a, b) in list(self.supervised.items())[:2]]
+            parts = [f"{label} {_change(ends, '.3g')}" for label, ends in list(self.supervised.items())[:2]]
         return " · ".join([*parts, f"{self.steps:,} steps in {in_words(self.seconds)}"])
 
 
@@ -83,10 +80,10 @@ def summarize(run_directory: RunDirectory, model_path: str | Path | None = None)
     """The summary of what metrics.jsonl holds, also of a run that is not over."""
     lines = run_directory.read_metrics(_is_told)
     steps = [line for line in lines if line["step"] > 0]
-    accuracies: dict[str, tuple[float, float]] = {}
+    accuracies: dict[str, tuple[float, ...]] = {}
     for line in lines:
         for source, accuracy in validation_accuracies(line).items():
-            accuracies[source] = (accuracies.get(source, (accuracy, accuracy))[0], accuracy)
+            accuracies[source] = (*accuracies.get(source, ())[:1], accuracy)
     rewards = [line[REWARD] for line in steps if line.get(REWARD) is not None]
     return RunSummary(
         name=f"{run_directory.path.parent.name} / {run_directory.path.name}",
@@ -100,7 +97,6 @@ def summarize(run_directory: RunDirectory, model_path: str | Path | None = None)
             for name in _SUPERVISED
             if (ends := _first_and_last([line[name] for line in steps if line.get(name) is not None]))
         },
-        validations=sum(bool(validation_accuracies(line)) for line in lines),
         model_path=None if model_path is None else Path(model_path),
     )
 
@@ -111,10 +107,15 @@ def _is_told(name: str) -> bool:
     return name in _TOLD or is_validation_accuracy(name)
 
 
-def _first_and_last(values: list[float]) -> tuple[float, float] | None:
+def _first_and_last(values: list[float]) -> tuple[float, ...]:
     """Mean of the first and of the last tenth of them, ten at most."""
     few = max(min(len(values) // 10, 10), 1)
-    return (fmean(values[:few]), fmean(values[-few:])) if values else None
+    return (fmean(values[:few]), fmean(values[-few:])) if len(values) > 1 else tuple(values)
+
+
+def _change(ends: tuple[float, ...], form: str) -> str:
+    """`41.0% → 82.0%`."""
+    return " → ".join(format(value, form) for value in ends)
 
 
 def write_page(run_directory: RunDirectory) -> None:
@@ -167,18 +168,13 @@ def report(
 
 
 def _facts(summary: RunSummary) -> list[tuple[str, str]]:
-    facts = [
-        (
-            _accuracy_label(source, summary),
-            f"{last:.1%}"
-            if summary.validations == 1
-            else f"{first:.1%} → {last:.1%}  ({(last - first) * 100:+.1f} points)",
-        )
-        for source, (first, last) in summary.accuracies.items()
-    ]
-    facts += [(label, f"{first:.3f} → {last:.3f}") for label, (first, last) in summary.supervised.items()]
+    facts = []
+    for source, ends in summary.accuracies.items():
+        points = f"  ({(ends[-1] - ends[0]) * 100:+.1f} points)" if len(ends) > 1 else ""
+        facts.append((_accuracy_label(source, summary), _change(ends, ".1%") + points))
+    facts += [(label, _change(ends, ".3f")) for label, ends in summary.supervised.items()]
     if summary.reward:
-        facts.append(("reward", f"{summary.reward[0]:.3f} → {summary.reward[1]:.3f}"))
+        facts.append(("reward", _change(summary.reward, ".3f")))
     speed = "" if summary.tokens_per_second is None else f" · {summary.tokens_per_second:,.0f} tokens/s"
     facts.append(("steps", f"{summary.steps:,} in {in_words(summary.seconds)}{speed}"))
     if summary.model_path is not None:

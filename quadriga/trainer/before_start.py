@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from quadriga.config.schema import Config
+from quadriga.config.supervised_schema import SFTConfig
 from quadriga.errors import DataError, QuadrigaError, refuse_hidden_packages
 from quadriga.tracking.sinks import sink_problems
 
@@ -25,39 +26,61 @@ def problems_here(config: Config) -> Iterator[tuple[str, str]]:
     yield from sink_problems(config.trainer.logger)
     if config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS") not in (None, "", "local"):
         return  # the machines of a cluster may see other files than this one
-    checks: tuple[Callable[[Config], None], ...] = (
-        lambda config: refuse_hidden_packages(),  # Ray puts the working folder first on its workers' path
-        lambda config: _files(config, config.data.train_files),
-        lambda config: _files(config, config.data.val_files),
-        _model,
-        _engine,
-        _first_row,
-        _reward_function,
-        _run_directory,
+    data, policy = config.data, config.actor_rollout_ref
+    ours = data.custom_cls.path is None  # else the files may be anything
+    yield from _problems_of(
+        refuse_hidden_packages,  # Ray puts the working folder first on its workers' path
+        lambda: _files(data.train_files if ours else []),
+        lambda: _files(data.val_files if ours else []),
+        lambda: _model(policy.model.path),
+        lambda: _model(config.reward_model.model.path if config.reward_model.enable else None),
+        lambda: _engine(config),
+        lambda: _first_prompt(config) if ours else None,
+        lambda: _reward_function(config),
+        lambda: _run_directory(config.trainer.default_local_dir),
     )
-    told: list[tuple[str, str]] = []
+
+
+def supervised_problems_here(config: Any) -> Iterator[tuple[str, str]]:
+    """The same for a run of sft, rm or dpo."""
+    yield from sink_problems(config.trainer.logger)
+    data, model = config.data, config.model
+    yield from _problems_of(
+        refuse_hidden_packages,
+        lambda: _files(data.train_files or []),
+        lambda: _files(data.val_files or []),
+        lambda: _model(model.partial_pretrain),
+        lambda: _model(getattr(model, "from_config", None)),
+        lambda: _first_example(config),
+        lambda: _run_directory(config.trainer.default_local_dir),
+    )
+
+
+def _problems_of(*checks: Callable[[], None]) -> Iterable[tuple[str, str]]:
+    """What each of them raises, once."""
+    found: dict[tuple[str, str], None] = {}
     for check in checks:
         try:
-            check(config)
+            check()
         except QuadrigaError as error:
-            if (error.what, error.fix) not in told:
-                told.append((error.what, error.fix))
-    yield from told
+            found[error.what, error.fix] = None
+        except OSError as error:
+            name = error.filename or "a file that this run needs"
+            found[f"{name} cannot be read: {error.strerror or error}", "check who may read it, and its disk"] = None
+    return found
 
 
-def _files(config: Config, files: str | list[str]) -> None:
+def _files(files: str | list[str]) -> None:
     from quadriga.data.files import find_files
 
-    if config.data.custom_cls.path is None:  # else they may be anything
-        find_files(files)
+    find_files(files)
 
 
-def _model(config: Config) -> None:
-    from quadriga.models.source import resolve_model_path
+def _model(path: str | None) -> None:
+    if path is not None:
+        from quadriga.models.source import resolve_model_path
 
-    resolve_model_path(config.actor_rollout_ref.model.path)
-    if config.reward_model.enable:
-        resolve_model_path(config.reward_model.model.path)
+        resolve_model_path(path)
 
 
 def _engine(config: Config) -> None:
@@ -67,31 +90,59 @@ def _engine(config: Config) -> None:
         require_usable()
 
 
-def _first_row(config: Config) -> None:
-    """Whether the first training row has a prompt that can be rendered, and a source that can be scored."""
-    from quadriga.data.files import first_row
-    from quadriga.data.messages import check_messages
-
-    data = config.data
-    files = [data.train_files] if isinstance(data.train_files, str) else list(data.train_files)
-    row = first_row(files[0]) if files and data.custom_cls.path is None else None
+def _first_prompt(config: Config) -> None:
+    """Whether the first training row has a prompt that can be rendered."""
+    data, model = config.data, config.actor_rollout_ref.model
+    where, row = _first_row(data.train_files)
     if row is None:
         return
-    where = f"{files[0]}, row 0"
-    prompt = row.get(data.prompt_key)
-    if prompt is None:
+    prompt = _column(row, data.prompt_key, where, "data.prompt_key to the column with the prompts")
+    _can_be_rendered(prompt, f"{where}, column {data.prompt_key!r}", data, model.tokenizer_path or model.path)
+
+
+def _first_example(config: Any) -> None:
+    """Whether the first training row has what is learnt from, and can be rendered."""
+    data, model = config.data, config.model
+    where, row = _first_row(data.train_files)
+    if row is None:
+        return
+    tokenizer = model.tokenizer_path or model.partial_pretrain or getattr(model, "from_config", None) or ""
+    if not isinstance(config, SFTConfig):
+        keys = [data.chosen_key, data.rejected_key]
+    else:
+        keys = [data.prompt_key, data.response_key] if data.messages_key is None else [data.messages_key]
+    for key in keys:
+        value = _column(row, key, where, "the keys in data.… to the columns that hold the examples")
+        if not isinstance(value, Mapping):  # else data.prompt_dict_keys lead further
+            _can_be_rendered(value, f"{where}, column {key!r}", data, tokenizer)
+
+
+def _first_row(files: str | list[str] | None) -> tuple[str, Mapping[str, Any] | None]:
+    """Its name for messages, and the row, where it can be had without reading the rest."""
+    from quadriga.data.files import first_row
+
+    first = files if isinstance(files, str) else next(iter(files or ()), None)
+    return f"{first}, row 0", None if first is None else first_row(first)
+
+
+def _column(row: Mapping[str, Any], key: str, where: str, fix: str) -> Any:
+    if row.get(key) is None:
+        raise DataError(f"{where} has no column {key!r}, only {', '.join(row)}", f"set {fix}")
+    return row[key]
+
+
+def _can_be_rendered(prompt: Any, where: str, data: Any, tokenizer: str) -> None:
+    """DataError unless `prompt` is text, or a chat and there is a template for it."""
+    from quadriga.data.messages import check_messages
+
+    if isinstance(prompt, str):
+        return
+    check_messages(prompt, where)
+    if data.chat_template is None and _has_template(tokenizer) is False:
         raise DataError(
-            f"{where} has no column {data.prompt_key!r}, only {', '.join(row)}",
-            "set data.prompt_key to the column with the prompts",
+            f"{where} is a chat, but the tokenizer of {tokenizer} has no chat template",
+            "set data.chat_template to a Jinja template or a file with one, or make the prompts plain strings",
         )
-    if not isinstance(prompt, str):
-        check_messages(prompt, f"{where}, column {data.prompt_key!r}")
-        model = config.actor_rollout_ref.model
-        if data.chat_template is None and _has_template(model.tokenizer_path or model.path) is False:
-            raise DataError(
-                f"{where} is a chat, but the tokenizer of {model.tokenizer_path or model.path} has no chat template",
-                "set data.chat_template to a Jinja template or a file with one, or make the prompts plain strings",
-            )
 
 
 def _has_template(path: str) -> bool | None:
@@ -120,14 +171,24 @@ def _reward_function(config: Config) -> None:
         reward_function(custom.path, custom.name)
 
 
-def _run_directory(config: Config) -> None:
-    """It can be written to, and no other run is at it."""
+def _run_directory(name: str) -> None:
+    """It can be written to, and no other run is at it. What is not there yet is not made: the run may have other problems."""
     from quadriga.checkpoint.store import CheckpointStore
-    from quadriga.tracking.run_directory import RunDirectory
+    from quadriga.tracking.run_directory import unwritable
     from quadriga.tracking.run_lock import RunLock
 
-    folder = RunDirectory(config.trainer.default_local_dir)
-    lock = RunLock(folder.path / ".lock")
-    lock.acquire(LOCK_WAIT_S)
-    lock.release()
-    CheckpointStore(folder.checkpoints).refuse_folder_called_latest()
+    folder = Path(name).expanduser().absolute()
+    if not folder.is_dir():
+        above = next(path for path in folder.parents if path.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise unwritable(
+                folder, f"{above} is no folder" if not above.is_dir() else f"{above} is not yours to write to"
+            )
+        return
+    lock = RunLock(folder / ".lock")
+    try:
+        lock.acquire(LOCK_WAIT_S)
+        lock.release()
+    except OSError as error:
+        raise unwritable(folder, error.strerror or str(error)) from None
+    CheckpointStore(folder / "checkpoints").refuse_folder_called_latest()

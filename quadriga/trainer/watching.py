@@ -18,7 +18,8 @@ from quadriga.config.schema import Config
 from quadriga.errors import WorkerError
 
 POLL_S = 0.3
-STOP_GRACE_S = 3.0
+STOP_GRACE_S, SCHEDULER_GRACE_S = 10.0, 20.0
+"""For the step at hand and its checkpoint, after a Ctrl-C and after a scheduler's SIGTERM, which SIGKILL follows in 30 s."""
 PULSE_S, GONE_S = 2.0, 25.0
 """The head of the cluster is looked for so often. Some clusters restart theirs; Ray ends this process after 60 s without it."""
 
@@ -64,7 +65,7 @@ SAME_COMMAND = (
 def watch(runner: Any, running: Any, config: Config) -> bool:
     """Wait for `running`, the call of `runner.run`, and tell the run's news meanwhile; raises what it raised.
 
-    Ctrl-C, or SIGTERM as cluster schedulers send it, lets the step at hand end within a few seconds and be kept; what was
+    Ctrl-C, or a signal that means the same, lets the step at hand end within some seconds and be kept; what was
     kept, and the command that goes on from there, is said. A user's own runner may lack `news` and `stop`.
 
     Returns:
@@ -78,7 +79,7 @@ def watch(runner: Any, running: Any, config: Config) -> bool:
     done: list[Any] = []
     pulse = Pulse(ray.get_runtime_context().gcs_address)
     show = "console" in config.trainer.logger and hasattr(runner, "news")
-    with _sigterm_like_ctrl_c(), LiveView() if show else nullcontext() as view:
+    with signals_like_ctrl_c() as came, LiveView() if show else nullcontext() as view:
         try:
             while not done:
                 done, _ = ray.wait([running], timeout=POLL_S)
@@ -90,9 +91,14 @@ def watch(runner: Any, running: Any, config: Config) -> bool:
                     view.update(events)
         except KeyboardInterrupt:
             if hasattr(runner, "stop"):
-                print("stopping: a checkpoint is written if this step ends within a few seconds", file=sys.stderr)
+                grace_s = SCHEDULER_GRACE_S if came else STOP_GRACE_S
+                print(
+                    f"stopping: a checkpoint is written if this step ends within {grace_s:g} s; Ctrl-C again: not even that",
+                    file=sys.stderr,
+                )
                 runner.stop.remote()
-                ray.wait([running], timeout=STOP_GRACE_S)
+                with suppress(KeyboardInterrupt):
+                    ray.wait([running], timeout=grace_s)
             print(how_to_go_on(config), file=sys.stderr)
             raise
     return ray.get(running) is not False
@@ -137,15 +143,33 @@ def say_new_name(given: Any, config: Config) -> None:
 
 
 @contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
+def signals_like_ctrl_c() -> Iterator[list[int]]:
+    """SIGTERM, as schedulers and `timeout` send it, and SIGHUP of a closed terminal are a Ctrl-C; all that follow the first are
+    passed over: a scheduler that means it ends with SIGKILL.
+
+    Yields:
+        a list that holds the first of them, once it has come.
+    """
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def interrupt(number: int, frame: Any) -> None:
+        came.append(number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, interrupt)
     try:
-        yield
+        yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def watch_here(runner: Any, config: Any, checked: Config) -> bool:
@@ -153,7 +177,7 @@ def watch_here(runner: Any, config: Any, checked: Config) -> bool:
     from quadriga.tracking.console import LiveView
     from quadriga.tracking.events import EventLog
 
-    with LiveView(live=False) as view:  # lines, not a panel: a debugger shares this terminal
+    with signals_like_ctrl_c(), LiveView(live=False) as view:  # lines, not a panel: a debugger shares this terminal
         runner.events = EventLog(listener=lambda event: view.update([event]))
         try:
             return runner.run(config) is not False

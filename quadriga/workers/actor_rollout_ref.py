@@ -45,6 +45,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         from quadriga.models.load import load_policy
 
         cfg = self.policy_config
+        self.optimiser = cfg.actor.optim.name
         self.tokenizer = self.load_tokenizer()
         policy = load_policy(cfg.model, self.tokenizer, self.is_actor, is_sharded(self.device_name))
         check_family(policy.huggingface.config)
@@ -90,6 +91,11 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         self.export = policy_export(policy, self.tokenizer)
         folder = Path(self.config.trainer.default_local_dir).expanduser() / "checkpoints"
         self.export.rehearse(folder, self.policy_config.model.trust_remote_code)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def checkpoint_bytes(self) -> int:
+        """With the Hugging Face folder."""
+        return super().checkpoint_bytes() + (self.export.bytes if self.rank == 0 else 0)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def update_weights(self, version: int) -> WeightsEcho:

@@ -116,6 +116,8 @@ class LearningWorker(RunWorker):
     """A worker whose `engine` trains: its state is part of a checkpoint."""
 
     engine: Any
+    optimiser: str
+    """`optim.name`."""
     _copied: dict[str, Any]
     _writing: BackgroundWrite
 
@@ -130,6 +132,13 @@ class LearningWorker(RunWorker):
         schedule = self.engine.schedule
         if schedule is not None:
             schedule.move_to(schedule.step)  # its factor of this step, of the new learning rate
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def checkpoint_bytes(self) -> int:
+        """About what this rank's part of a checkpoint will take on disk, before there is any."""
+        from quadriga.checkpoint.shards import expected_bytes
+
+        return expected_bytes(self.engine, self.optimiser)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def copy_checkpoint(self) -> int:

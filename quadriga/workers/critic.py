@@ -22,6 +22,7 @@ class CriticWorker(LearningWorker):
         from quadriga.models.load import load_value_model
 
         critic = self.config.critic
+        self.optimiser = critic.optim.name
         self.engine = TrainingEngine(
             load_value_model(critic.model, shards=is_sharded(self.device_name)),
             optim=critic.optim,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_engine import make_engine, train, whole_state
 
 from quadriga.checkpoint import shards
-from quadriga.checkpoint.shards import load_engine, save_engine
+from quadriga.checkpoint.shards import copy_engine, expected_bytes, load_engine, save_engine
 from quadriga.errors import CheckpointError
 
 
@@ -66,6 +66,16 @@ def test_saving_does_not_disturb_an_optimiser_that_has_not_stepped(tmp_path):
         train(engine, 2)
     assert equal(whole_state(disturbed), whole_state(undisturbed))
     assert equal(whole_state(resumed), whole_state(undisturbed))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_it_will_take_on_disk_is_known_before_the_first_step(tied):
+    engine = make_engine(tied=tied, hidden=96)
+    expected = expected_bytes(engine, "adamw")
+    assert not engine.optimizer.state, "without making any"
+    train(engine, 1)
+    taken = copy_engine(engine).bytes
+    assert 0.9 * taken < expected <= taken
 
 
 def test_a_tied_weight_is_written_once(tmp_path):

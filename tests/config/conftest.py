@@ -35,4 +35,4 @@ def problem() -> Callable[[dict[str, Any]], str]:
 @pytest.fixture(autouse=True)
 def one_name_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of runs have the time in them; configurations that are compared here were not loaded in the same second."""
-    monkeypatch.setattr("quadriga.config.run_name.new_name", lambda model, beside: "new_run")
+    monkeypatch.setattr("quadriga.config.run_name.new_name", lambda model: "new_run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, make_causal_lm
 
+from quadriga.config.model_shape import count_parameters, read_model_shape
 from quadriga.config.schema_models import ModelConfig
 from quadriga.errors import DataError
 from quadriga.models.load import load_policy, load_reward_model, load_value_model
@@ -101,6 +103,44 @@ def test_a_cut_file_is_one_sentence_with_its_name(folder, share):
     said = refusal(folder)
     assert str(file) in said
     assert len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"data_offsets": [0]},
+        {"data_offsets": [0, 4, 8]},
+        {"data_offsets": "04"},
+        {"data_offsets": None},
+        {"dtype": "XX"},
+        {"shape": [-1]},
+        7,
+    ],
+)
+def test_a_strange_header_is_one_sentence_with_its_name(folder, entry):
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    name = next(name for name in header if name != "__metadata__")
+    header[name] = {**header[name], **entry} if isinstance(entry, dict) else entry
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
+    with pytest.raises(DataError) as raised:
+        load_policy(ModelConfig(path=str(folder)), None)
+    assert str(folder) in str(raised.value)
+    assert len(str(raised.value)) < 600
+    with suppress(ValueError):  # what `plan` reads
+        count_parameters(file)
+
+
+def test_weights_that_the_disk_does_not_give_are_one_sentence(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=r"model.safetensors cannot be read: Input/output error"):
+        load_policy(ModelConfig(path=str(folder)), None)
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read: Input/output error"):
+        read_model_shape(folder)
 
 
 def test_a_shard_that_is_not_there_is_named(tmp_path):

@@ -18,7 +18,7 @@ from quadriga.tracking import RunDirectory
 from quadriga.tracking.before_after import choose_before_after
 from quadriga.tracking.curves import Curve, Panel, run_panels, ticks
 from quadriga.tracking.durations import clock, in_words
-from quadriga.tracking.summary import report, summarize, write_page
+from quadriga.tracking.summary import report, show_summary, summarize, write_page
 from quadriga.tracking.svg_plot import HEIGHT, WIDTH, render_svg
 from quadriga.tracking.terminal_chart import draw_chart
 
@@ -255,12 +255,21 @@ def test_looking_at_runs_needs_no_heavy_import() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_single_validation_is_compared_with_nothing(tmp_path):
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"val/arithmetic/acc/mean@1": 0.887, "critic/score/mean": 0.5},
+        {"val/loss": 2.286, "val/accuracy": 0.5},
+    ],
+)
+def test_a_single_figure_is_compared_with_nothing(tmp_path, figures):
     directory = RunDirectory(tmp_path / "run")
     directory.begin()
-    directory.append_metrics(1, {"val/arithmetic/acc/mean@1": 0.887, "critic/score/mean": 0.5})
+    directory.append_metrics(1, figures)
     summary = summarize(directory)
     directory.close()
-    assert summary.validations == 1
-    assert "88.7%" in summary.headline
-    assert "→" not in summary.headline
+    console = Console(record=True, width=120)
+    show_summary(summary, [], console)
+    for told in (summary.headline, console.export_text()):
+        assert "88.7%" in told or "held-out loss" in told
+        assert "→" not in told

@@ -13,6 +13,8 @@ from tiny_policy import write_model, write_prompts, write_task
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.config.load import compose, load_config
 from quadriga.config.run_name import new_name
+from quadriga.config.schema import Config
+from quadriga.config.supervised_schema import SFTConfig
 from quadriga.errors import ConfigError
 from quadriga.tracking import RunDirectory
 from quadriga.trainer import watching
@@ -101,15 +103,22 @@ def test_supervised_runs_have_names_of_the_same_kind(tmp_path, monkeypatch):
         run_supervised(job, "dpo")
 
 
-def test_new_names_differ_within_a_second(tmp_path):
-    first = new_name("Qwen/Qwen2.5-0.5B", tmp_path)
-    assert first.startswith("Qwen2.5-0.5B-20")
-    (tmp_path / first).mkdir()
-    assert new_name("Qwen/Qwen2.5-0.5B", tmp_path) != first
+def test_runs_that_start_at_the_same_moment_have_two_names():
+    """Before either has made its folder."""
+    assert new_name("Qwen/Qwen2.5-0.5B").startswith("Qwen2.5-0.5B-20")
+    assert len({new_name("Qwen/Qwen2.5-0.5B") for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize("name", ["", "../../x", "/x", "a/./b", "a\nb", "."])
+@pytest.mark.parametrize("schema", [Config, SFTConfig])
+def test_a_name_that_is_no_folder_below_outputs_is_refused(name, schema):
+    with pytest.raises(ConfigError, match=r"trainer.experiment_name=.* is no name"):
+        load_config({"trainer": {"experiment_name": name}}, schema)
 
 
 def test_a_folder_of_ones_own_is_a_name(tmp_path):
     assert load_config({"trainer": {"default_local_dir": "~/runs/mine"}}).trainer.experiment_name == "mine"
+    assert load_config({"trainer": {"default_local_dir": "."}}).trainer.experiment_name == Path.cwd().name
 
 
 # ---- what is recorded, and what is known of it ---------------------------------------------------------------------

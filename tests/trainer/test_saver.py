@@ -26,6 +26,9 @@ class Crew:
         self.died = None
         self.writers = []
 
+    def checkpoint_bytes(self):
+        return self.need
+
     def copy_state(self):
         return self.need
 
@@ -126,7 +129,7 @@ def test_a_last_checkpoint_that_fails_is_not_forgotten(saver, crew):
 
 
 def test_too_little_room_is_noticed_before_anything_is_written(saver, store, crew):
-    crew.need = 1 << 60
+    crew.need = 1 << 50
     with pytest.raises(CheckpointError, match="a checkpoint needs"):
         saver.start(1, {"step": 1})
     assert not crew.writers
@@ -206,6 +209,14 @@ def test_the_driver_waits_inside_a_phase(store, crew):
     saver.finish()
     assert len(phases.history("wait_for_checkpoint")) == 1
     assert phases.take_timings() == {}
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_told_of_before_the_first(saver, store, crew):
+    saver.rehearse({"step": 0})
+    crew.need = 1 << 50
+    with pytest.raises(CheckpointError, match=r"checkpoints has .* left, a checkpoint needs 1024.0 TiB"):
+        saver.rehearse({"step": 0})
+    assert left_over(store) == []
 
 
 def test_a_writer_that_never_ends_is_given_up(store, crew, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,15 +87,29 @@ def test_two_processes_go_on_where_one_stopped(job, tmp_path):
         assert loss == pytest.approx(other_loss, abs=1e-5)
 
 
-def test_a_finished_run_does_nothing_more_says_so_and_keeps_its_model(job, tmp_path, capsys):
+def test_a_finished_run_does_nothing_more_says_so_and_keeps_its_records(job, tmp_path, capsys):
     run_sft(job("run"))
-    before = result(tmp_path / "run")
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files_of(tmp_path / "run")}
     capsys.readouterr()
     assert run_sft(job("run", optim={"lr": 0.5})) == {}
-    assert result(tmp_path / "run") == before
     said = capsys.readouterr().out
     assert "nothing is left to do" in said
-    assert "another configuration than before: optim.lr: 0.01 → 0.5" in said
+    assert "→" not in said, "nothing old is shown as new"
+    after = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files_of(tmp_path / "run")}
+    assert after == before
+    assert "lr: 0.01" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and file.name != ".lock"]
+
+
+def test_a_run_that_was_ended_before_its_model_had_its_place_puts_it_there(job, tmp_path):
+    run_sft(job("run"))
+    model = (tmp_path / "run" / "huggingface" / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / "huggingface")
+    run_sft(job("run"))
+    assert (tmp_path / "run" / "huggingface" / "model.safetensors").read_bytes() == model
 
 
 def test_old_checkpoints_are_thinned_out_and_the_newest_is_the_exported_model(job, tmp_path):
@@ -115,12 +130,14 @@ def test_other_data_than_before_is_refused(job, tmp_path):
         run_sft(job("run", data={"train_files": str(fewer)}))
     write_rows(tmp_path / "rows.jsonl", ROWS[:-2])
     with pytest.raises(CheckpointError, match=r"training set is not the one|num_rows=12"):
-        run_sft(job("run"))
+        run_sft(job("run", trainer={"total_training_steps": STEPS + 1}))
 
 
 def test_a_checkpoint_of_another_run_can_be_named(job, tmp_path):
     run_sft(job("first", trainer={"total_training_steps": 2}))
     more = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "first"), "total_training_steps": 3}
+    run_sft(job("nothing", trainer={**more, "total_training_steps": 2}))
+    assert not (tmp_path / "nothing" / "metrics.jsonl").exists(), "it was over"
     run_sft(job("second", trainer=more))
     assert [line["step"] for line in read_metrics(tmp_path / "second")] == [3]
 

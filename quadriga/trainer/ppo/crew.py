@@ -195,6 +195,10 @@ class Crew:
                     most[name] = max(most.get(name, 0.0), used)
         return most
 
+    def checkpoint_bytes(self) -> int:
+        """About what a checkpoint will take on disk."""
+        return sum(sum(self.groups[role].checkpoint_bytes()) for role in self._learning())
+
     def copy_state(self) -> int:
         """Every learning role copies its state to host memory. Returns the bytes that a checkpoint of it takes."""
         copying = [self.groups[role].start("copy_checkpoint") for role in self._learning()]

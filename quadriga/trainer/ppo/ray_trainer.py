@@ -179,7 +179,8 @@ class RayPPOTrainer:
     def fit(self) -> None:
         """Train until `total_steps`: the whole algorithm."""
         self.begin()
-        while self.step < self.total_steps and not self.config.trainer.val_only and not self.stop_requested:
+        stops = self.stop_requested or self.config.trainer.val_only
+        while self.step < self.total_steps and not stops:
             with self.next_step(), self.crew.profiled(self.step):
                 batch = self.next_scored_batch()
                 if self.config.episodes.generate_only:
@@ -195,7 +196,8 @@ class RayPPOTrainer:
                 self.hand_over_weights()
             if self.steering.takes("validate") or self.is_due(self.config.trainer.test_freq):
                 self.metrics |= self.validate()
-            if self.steering.takes("save") or self.is_due(self.config.trainer.save_freq) or self.stop_requested:
+            stops = self.stop_requested  # asked for from here on, it is the next step that is saved and the last
+            if self.steering.takes("save") or self.is_due(self.config.trainer.save_freq) or stops:
                 self.save()
             self.report(batch)
         self.saver.finish()
@@ -208,7 +210,9 @@ class RayPPOTrainer:
                 f"{engine} samples with other kernels than the trainer's: the update weighs its tokens "
                 f"(algorithm.rollout_correction: rollout_is={self.correction.rollout_is}, rollout_rs={self.correction.rollout_rs})"
             )
-        self.saver.rehearse(self.state_dict())
+        if not self.config.trainer.val_only:
+            with self.watched("rehearse"):
+                self.saver.rehearse(self.state_dict())
         if self.teachers is not None:
             with self.watched("ask_teachers"):
                 self.teachers.rehearse()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.controller.calls import WorkersDied
 from quadriga.errors import QuadrigaError, RunStopped
 
@@ -63,15 +62,6 @@ def require_all_steps(trainer: Any, begun_after: int) -> None:
             f"{trainer.tracking.directory.metrics_file} lacks {len(missing)} steps, the first is {missing[0]}",
             "did another program change the file? The checkpoints hold the state after every step",
         )
-
-
-def nothing_left(checkpoint: Checkpoint, total_steps: int) -> str:
-    """What to say of a run that is resumed at or after its last step."""
-    return (
-        f"nothing is left to do: {checkpoint.path} was written after step {checkpoint.step}, and the run has {total_steps} steps. "
-        "To train on, raise trainer.total_training_steps (or trainer.total_epochs); to train anew, give it another "
-        "trainer.experiment_name"
-    )
 
 
 def summary(deaths: list[WorkersDied]) -> WorkersDied:

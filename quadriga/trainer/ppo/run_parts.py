@@ -12,14 +12,14 @@ from quadriga.agents.load import SINGLE_TURN, plain_name
 from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.config.load import as_plain_dict
-from quadriga.config.run_name import refuse_another_task
+from quadriga.config.run_name import nothing_left, refuse_another_task
 from quadriga.config.schema import Config
 from quadriga.controller.calls import WorkersDied
 from quadriga.data import create_rl_dataset, create_rl_loader
 from quadriga.models.load import load_tokenizer
 from quadriga.rewards import check_sources, check_truths, has_scorers
 from quadriga.tracking.run_directory import RunDirectory
-from quadriga.trainer.ppo.restarts import Restarts, nothing_left, summary
+from quadriga.trainer.ppo.restarts import Restarts, summary
 
 SAME_TASK = ("actor_rollout_ref.model.path", "data.train_files")
 """Keys that must not differ when a run goes on by itself: else it is another run in the same directory."""
@@ -53,8 +53,9 @@ class RunParts:
         if total is None:
             loader = create_rl_loader(self.config.data, self.train_dataset, self.tokenizer)
             total = len(loader) * self.config.trainer.total_epochs
-        done = self.first is not None and self.first.step >= total and not self.config.trainer.val_only
-        return nothing_left(self.first, total) if done and self.first is not None else ""
+        if self.first is None or self.first.step < total or self.config.trainer.val_only:
+            return ""
+        return nothing_left(self.first.path, self.first.step, total)
 
     @property
     def resumed_step(self) -> int | None:

@@ -34,7 +34,7 @@ class Saver:
     """Writes the checkpoints of a run, one at a time.
 
     Args:
-        crew: offers `copy_state`, `begin_writing`, `written` and `death`.
+        crew: offers `checkpoint_bytes`, `copy_state`, `begin_writing`, `written` and `death`.
         timeout_s: a checkpoint must be written within.
         flush: makes what was recorded of the steps durable; called before a checkpoint is committed.
         phase: `phase(name)` is around every wait of the driver, for those who watch it.
@@ -59,8 +59,9 @@ class Saver:
         self._problem: QuadrigaError | None = None
 
     def rehearse(self, state: dict[str, Any]) -> None:
-        """Write the driver's state once for nothing: what cannot be kept (of a sampler of one's own, say) shows before step 1."""
-        draft = self._checkpoints.begin(0, need_bytes=0)
+        """Write the driver's state once for nothing: what cannot be kept (of a sampler of one's own, say), and a disk without
+        room for one checkpoint, show before step 1."""
+        draft = self._checkpoints.begin(0, self._crew.checkpoint_bytes())
         try:
             draft.write_state(state)
         finally:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 from quadriga.accelerator import collectives, device_module
-from quadriga.config.command_line import compose_file, take_file
+from quadriga.config.command_line import compose_file, compose_from_arguments, quote, take_file
 from quadriga.config.load import load_config, screen_overrides
 from quadriga.config.local_device import detect_local_device
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.controller import rendezvous
-from quadriga.errors import ConfigError, ResourceError, RunStopped
-from quadriga.tracking.sinks import sink_problems
+from quadriga.errors import INTERRUPTED, ConfigError, ResourceError, RunStopped
+from quadriga.rewards.processes import die_with_parent
+from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.steady_output import steady_output
+from quadriga.trainer.before_start import supervised_problems_here
 
 PROCESSES = "--nproc-per-node"
+LAUNCHER = "QUADRIGA_LAUNCHER"
+"""Environment variable with the process that has started this one, and without which it is not to live on."""
 POLL_S = 0.1
 FAILURE_GRACE_S = 5.0
 INTERRUPT_GRACE_S = 60.0
@@ -32,28 +38,40 @@ def run_supervised(config: Any, kind: str) -> dict[str, float]:
 
     Returns the last step's metrics.
     """
-    checked = load_config(config, SCHEMAS[kind], also_check=lambda checked: sink_problems(checked.trainer.logger))
+    # What the machine lacks is the same for all processes: the first of them looks, the others meet it where they wait for it.
+    checked = load_config(config, SCHEMAS[kind], also_check=supervised_problems_here if _is_first() else None)
     import torch.distributed as dist
     from transformers.utils import logging as transformers_logging
 
-    from quadriga.trainer.supervised.ranks import same_on_all_ranks
+    from quadriga.trainer.supervised.ranks import same_on_all_ranks, together
     from quadriga.trainer.supervised.trainer import SupervisedTrainer
-    from quadriga.trainer.watching import how_to_go_on
+    from quadriga.trainer.watching import how_to_go_on, signals_like_ctrl_c
 
     transformers_logging.disable_progress_bar()
-    device = _join_process_group(checked.trainer.device or detect_local_device(), checked.trainer.nccl_timeout)
-    trainer = checked.trainer
-    place = (trainer.experiment_name, trainer.default_local_dir)  # it may have the time in it
-    trainer.experiment_name, trainer.default_local_dir = same_on_all_ranks(place)
-    try:
-        return SupervisedTrainer(checked, device).fit()
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
-            print(how_to_go_on(checked), file=sys.stderr)
-        raise
-    finally:
+    with signals_like_ctrl_c(), ExitStack() as opened:
+        device = _join_process_group(checked.trainer.device or detect_local_device(), checked.trainer.nccl_timeout)
         if dist.is_initialized():
-            dist.destroy_process_group()
+            opened.callback(dist.destroy_process_group)
+        trainer = checked.trainer
+        place = (trainer.experiment_name, trainer.default_local_dir)  # the first one's, if its user gave it no name
+        trainer.experiment_name, trainer.default_local_dir = same_on_all_ranks(place)
+        try:
+            if _is_first():
+                directory = RunDirectory(trainer.default_local_dir)
+                together(directory.lock)
+                opened.callback(directory.unlock)
+            else:
+                directory = None
+                together(lambda: None)
+            return SupervisedTrainer(checked, device, directory).fit()
+        except KeyboardInterrupt:
+            if _is_first() and LAUNCHER not in os.environ:
+                print(how_to_go_on(checked), file=sys.stderr)
+            raise
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def run_arguments(kind: str, arguments: list[str]) -> int:
@@ -61,12 +79,31 @@ def run_arguments(kind: str, arguments: list[str]) -> int:
     processes, rest = _take_processes(arguments)
     if processes > 1:
         return _launch(kind, processes, rest)
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is not None:
+        die_with_parent(int(launcher))
     try:
-        return _run_screened(kind, screen_overrides(rest, SCHEMAS[kind]))
+        problems = supervised_problems_here if _is_first() else None
+        return _run_screened(kind, screen_overrides(rest, SCHEMAS[kind], problems))
     except (ConfigError, RunStopped):
-        if os.environ.get("RANK", "0") == "0":
+        if _is_first():
             raise
         return 1  # every process has found the same; one of them says so
+    except KeyboardInterrupt:
+        if launcher is None:
+            raise
+        return INTERRUPTED  # the launcher says so
+
+
+def _checked_here(kind: str, arguments: list[str]) -> Any:
+    """The configuration, once nothing that can be seen from here would stop the run; None where only Hydra can compose it."""
+    schema = SCHEMAS[kind]
+    screened = screen_overrides(arguments, schema, supervised_problems_here)
+    try:
+        composed = compose_from_arguments(screened, schema)
+    except ConfigError:
+        return None
+    return load_config(composed, schema, also_check=supervised_problems_here)
 
 
 def _run_screened(kind: str, arguments: list[str]) -> int:
@@ -125,6 +162,11 @@ def _take_processes(arguments: list[str]) -> tuple[int, list[str]]:
 
 def _launch(kind: str, processes: int, arguments: list[str]) -> int:
     """The same command in `processes` processes of this machine; returns the exit code of the first that failed, or 0."""
+    from quadriga.trainer.watching import how_to_go_on, signals_like_ctrl_c
+
+    checked = _checked_here(kind, arguments)  # what stops it is told before any of them starts
+    if checked is not None:
+        arguments = [*arguments, f"trainer.experiment_name={quote(checked.trainer.experiment_name)}"]
     listener = rendezvous.bound_socket("127.0.0.1")
     shared = {
         "WORLD_SIZE": str(processes),
@@ -132,25 +174,32 @@ def _launch(kind: str, processes: int, arguments: list[str]) -> int:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(listener.getsockname()[1]),
         rendezvous.SECRET: secrets.token_hex(16),
+        LAUNCHER: str(os.getpid()),
     }
     if "OMP_NUM_THREADS" not in os.environ:
         shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
     command = [sys.executable, "-m", "quadriga.trainer.supervised", kind, *arguments]
-    ranks = []
-    for rank in range(processes):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        if rank == 0:
-            own[rendezvous.LISTENER] = str(listener.fileno())
-        environment = {**os.environ, **shared, **own}
-        ranks.append(subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()] if rank == 0 else []))
-    listener.close()
-    try:
-        return _wait_for_ranks(ranks)
-    except KeyboardInterrupt:  # they have had the same Ctrl-C from the terminal
-        _end(ranks, INTERRUPT_GRACE_S)
-        raise
-    finally:
-        _end(ranks, 0.0)
+    ranks: list[subprocess.Popen[bytes]] = []
+    with signals_like_ctrl_c() as came:
+        try:
+            for rank in range(processes):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if rank == 0:
+                    own[rendezvous.LISTENER] = str(listener.fileno())
+                environment = {**os.environ, **shared, **own}
+                inherited = [listener.fileno()] if rank == 0 else []
+                ranks.append(subprocess.Popen(command, env=environment, pass_fds=inherited))
+            listener.close()
+            return _wait_for_ranks(ranks)
+        except KeyboardInterrupt:
+            for each in ranks if came else []:  # a Ctrl-C of the terminal has reached them too
+                each.send_signal(signal.SIGTERM)
+            _end(ranks, INTERRUPT_GRACE_S)
+            if checked is not None:
+                print(how_to_go_on(checked), file=sys.stderr)
+            raise
+        finally:
+            _end(ranks, 0.0)
 
 
 def _wait_for_ranks(ranks: list[subprocess.Popen[bytes]]) -> int:

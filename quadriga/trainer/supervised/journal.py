@@ -26,18 +26,20 @@ class Journal:
 
     Args:
         config: the checked configuration.
-        folder: the run directory.
+        directory: of the run.
         step, total_steps: where the run begins, and where it ends.
         resumed_step: the step that the loaded checkpoint was written after; None for a new run.
     """
 
     keeps_samples = True
 
-    def __init__(self, config: Any, folder: Path, step: int, total_steps: int, resumed_step: int | None) -> None:
+    def __init__(
+        self, config: Any, directory: RunDirectory, step: int, total_steps: int, resumed_step: int | None
+    ) -> None:
         began = (
             time.time()
         )  # of the run, for whoever tells it something: that is possible once its files say that it lives
-        self.directory = RunDirectory(folder)
+        self.directory = directory
         self.events = EventLog()
         self._trainer = config.trainer
         self._shows = "console" in config.trainer.logger
@@ -47,7 +49,7 @@ class Journal:
         if self._view is not None:
             self.events.listen(lambda event: self._view.update([event]))  # type: ignore[union-attr]
         record = partial(self.events.append, "steered")
-        self.steering = Steering(folder, config, record, self.say, began, same_on_all_ranks)
+        self.steering = Steering(directory.path, config, record, self.say, began, same_on_all_ranks)
         self._start = {"start_step": step, "total_steps": total_steps, "run_directory": str(self.directory.path)}
 
     def __enter__(self) -> Journal:

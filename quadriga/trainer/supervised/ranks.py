@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from quadriga.engine.micro_batch import balance_over_ranks
 from quadriga.engine.sharding import rank, world_size
+from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
 
 T = TypeVar("T")
@@ -37,6 +40,29 @@ def same_on_all_ranks(value: T) -> T:
     box: list[T] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def together(work: Callable[[], T]) -> T:
+    """What `work` gives on this rank, once it has gone well on all of them.
+
+    What goes wrong is raised by the first rank that met it, and ends the others without a word: all of them read the same files,
+    and their user needs to be told once.
+    """
+    problem, result = None, None
+    try:
+        result = work()
+    except QuadrigaError as error:
+        if world_size() == 1:
+            raise
+        problem = error
+    if world_size() > 1:
+        told: list[str | None] = [None] * world_size()
+        dist.all_gather_object(told, None if problem is None else str(problem))
+        if problem is not None and told.index(str(problem)) == rank():
+            raise problem
+        if any(told):
+            sys.exit(1)
+    return result  # type: ignore[return-value]
 
 
 def wait_for_all_ranks() -> None:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from quadriga.checkpoint.checkpoint import Checkpoint
+from quadriga.checkpoint.disk import require_room
 from quadriga.checkpoint.huggingface import PART
-from quadriga.checkpoint.shards import load_engine, save_engine
+from quadriga.checkpoint.shards import expected_bytes, load_engine, save_engine
 from quadriga.checkpoint.store import CheckpointStore
-from quadriga.config.run_name import refuse_another_task
+from quadriga.config.run_name import nothing_left, refuse_another_task
 from quadriga.config.schema_models import OptimConfig
 from quadriga.data.factory import pad_token_id
 from quadriga.data.loader import BatchLoader, file_order_batches
@@ -28,9 +29,16 @@ from quadriga.engine.sharding import is_sharded, rank, sum_over_ranks, world_siz
 from quadriga.engine.weights import host_state_dict
 from quadriga.errors import ConfigError, RunStopped
 from quadriga.protocol import DataProto
+from quadriga.tracking import RunDirectory
 from quadriga.trainer.supervised.journal import Journal, NoJournal
 from quadriga.trainer.supervised.objectives import objective_of
-from quadriga.trainer.supervised.ranks import same_on_all_ranks, share_of_rank, validation_share, wait_for_all_ranks
+from quadriga.trainer.supervised.ranks import (
+    same_on_all_ranks,
+    share_of_rank,
+    together,
+    validation_share,
+    wait_for_all_ranks,
+)
 from quadriga.trainer.supervised.sample_rows import KEPT_EXAMPLES
 
 ENGINE_PART = "model"
@@ -44,15 +52,17 @@ class SupervisedTrainer:
     Args:
         config: a checked configuration; its type says what is learnt (see `objectives`).
         device: where to compute.
+        directory: of the run, on rank 0; None: made here.
     """
 
-    def __init__(self, config: Any, device: torch.device | str = "cpu") -> None:
+    def __init__(self, config: Any, device: torch.device | str = "cpu", directory: RunDirectory | None = None) -> None:
         self.config = config
-        _check_batch_size(config.data.train_batch_size, world_size())
+        together(lambda: _check_batch_size(config.data.train_batch_size, world_size()))
         self.run_dir = Path(config.trainer.default_local_dir).expanduser()
+        self.directory = directory or RunDirectory(self.run_dir) if rank() == 0 else None
         self.store = CheckpointStore(self.run_dir / "checkpoints", config.trainer.max_ckpt_to_keep)
-        self.objective = objective_of(config)
-        self._make_data()
+        self.objective = together(lambda: objective_of(config))
+        together(self._make_data)
         steps = config.trainer.total_training_steps
         self.total_steps = config.trainer.total_epochs * len(self.loader) if steps is None else steps
         self._make_engine(device)
@@ -72,11 +82,9 @@ class SupervisedTrainer:
     def _make_engine(self, device: torch.device | str) -> None:
         model, optim = self.config.model, self.config.optim
         torch.manual_seed(self.config.trainer.seed)
-        start = self.objective.load_model(is_sharded(device))
+        start = together(lambda: self.objective.load_model(is_sharded(device)))
         self.save_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.save_dtype]
         self.exporter = self.objective.export(start, self.save_dtype)
-        if rank() == 0:  # what would stop a checkpoint shows before the first step
-            self.exporter.rehearse(self.store.folder, model.trust_remote_code)
         self.optim = OptimConfig(
             name=optim.name,
             lr=optim.lr,
@@ -98,12 +106,21 @@ class SupervisedTrainer:
             dump_dir=self.run_dir / "dumps",
         )
         self.objective.prepare(self.engine)
+        parts = sum_over_ranks(torch.tensor(expected_bytes(self.engine, optim.name), device=device))
+        together(partial(self._rehearse, int(parts) + self.exporter.bytes))
+
+    def _rehearse(self, need_bytes: int) -> None:
+        """What would stop a checkpoint shows before the first step."""
+        if rank() == 0:
+            self.exporter.rehearse(self.store.folder, self.config.model.trust_remote_code)
+            require_room(self.store.folder, need_bytes)
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, float]:
         """Train until the last step; the model is then in `<run directory>/huggingface`. Returns the last step's metrics."""
-        self.resume()
+        if self.resume():
+            return {}
         metrics: dict[str, float] = {}
         with self._journal() as journal:
             self.journal, steering = journal, journal.steering
@@ -127,8 +144,6 @@ class SupervisedTrainer:
                     f"stopped after step {self.step} of {self.total_steps}, as asked",
                     "the same command goes on from there",
                 )
-        if self.step == self.resumed_step and self.config.trainer.resume_mode == "resume_path":
-            self.save()  # nothing was left to do, but this run directory has no checkpoint yet
         self._publish()
         journal.conclude(self.model_dir)
         wait_for_all_ranks()  # one that leaves early would take the others' connections with it
@@ -227,17 +242,23 @@ class SupervisedTrainer:
                 draft.write_state(state)
         wait_for_all_ranks()
 
-    def resume(self) -> None:
-        """Go on after the step of the checkpoint that `trainer.resume_mode` chooses, if there is one."""
+    def resume(self) -> bool:
+        """Go on after the step of the checkpoint that `trainer.resume_mode` chooses, if there is one. True: it was the last."""
         trainer = self.config.trainer
         found = self.store.find(trainer.resume_mode, trainer.resume_from_path) if rank() == 0 else None
         path = same_on_all_ranks(None if found is None else str(found.path))
         if path is None:
-            return
+            return False
         checkpoint = Checkpoint(Path(path))
-        state = checkpoint.read_state()
+        state = together(checkpoint.read_state)
         if trainer.resume_mode == "auto":
-            refuse_another_task(state["config"], asdict(self.config), SAME_TASK, self.run_dir)
+            before, now = state["config"], asdict(self.config)
+            together(lambda: refuse_another_task(before, now, SAME_TASK, self.run_dir))
+        if state["step"] >= self.total_steps:
+            self._say(nothing_left(checkpoint.path, state["step"], self.total_steps))
+            if checkpoint.path.parent == self.store.folder and not self.model_dir.exists():
+                self._publish()  # the run before this one was ended between the checkpoint and this
+            return True
         load_engine(self.engine, checkpoint.folder(ENGINE_PART))
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
@@ -246,10 +267,7 @@ class SupervisedTrainer:
 
         if changed := changed_keys(state["config"], asdict(self.config)):
             self._say("with another configuration than before: " + ", ".join(changed))
-        if self.step >= self.total_steps:
-            self._say(
-                "nothing is left to do; to train anew, set trainer.resume_mode=disable or another trainer.experiment_name"
-            )
+        return False
 
     def export(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder."""
@@ -281,9 +299,9 @@ class SupervisedTrainer:
 
     def _journal(self) -> Journal | NoJournal:
         """What is written and shown; on rank 0 only."""
-        if rank() != 0:
+        if self.directory is None:
             return NoJournal(self.config)
-        return Journal(self.config, self.run_dir, self.step, self.total_steps, self.resumed_step)
+        return Journal(self.config, self.directory, self.step, self.total_steps, self.resumed_step)
 
     def set_key(self, key: str, value: Any) -> str:
         """Another value of a key for those who read it, from the next step on: of the learning rate, for the engine."""
