@@ -226,7 +226,7 @@ def test_an_answer_without_text_stops_the_run_unless_it_may_be_skipped(job, tmp_
 
 
 def test_an_empty_folder_is_no_model(job, tmp_path):
-    with pytest.raises(DataError, match=r"has no .*config\.json"):
+    with pytest.raises(ConfigError, match=r"has no .*config\.json"):
         run_sft(job(model={"from_config": str(tmp_path)}))
 
 
