@@ -26,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
 
         page = export_page(roots, Path(options.export).expanduser())
         print(f"{page.path}: {page.runs} runs in {page.path.stat().st_size / 2**20:.1f} MiB; open it in any browser")
+        for text in page.left_out:
+            print(f"it holds {text}" if not text.startswith("and so") else text)
         return 0
     import uvicorn
 

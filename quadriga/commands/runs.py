@@ -136,13 +136,13 @@ def _last_figures(runs: list[Run], metrics: Any, wanted: list[str] | None) -> di
     """Name → the newest value in each run, of those metrics that most say how a run went, or that were asked for."""
     from quadriga.tracking.metric_names import describe
 
-    tables = [metrics.table(run).columns for run in runs]
-    names = list(dict.fromkeys(name for columns in tables for name in columns))
+    newest = [{metric["name"]: metric["last"] for metric in metrics.names(run)} for run in runs]
+    names = list(dict.fromkeys(name for figures in newest for name in figures))
     if wanted:
         names = [name for name in names if any(part in name for part in wanted)]
     else:
         names = [n for n in names if describe(n).label or n.startswith(("val/", "train/loss", "train/accuracy"))]
-    return {n: [columns[n].values[-1] if n in columns else None for columns in tables] for n in names}
+    return {name: [figures.get(name) for figures in newest] for name in names}
 
 
 def _print_comparison(runs: list[Run], keys: list[dict[str, Any]], figures: dict[str, list[float | None]]) -> None:

@@ -287,6 +287,12 @@ class TrainerConfig:
         WatchdogConfig, "deadlines of the phases of a step, learnt from the steps before"
     )
     steering: bool = key(False, "let `quadriga tell` save, validate, stop or change keys of the live run")
+    log_sample_tokens: int = key(
+        8192,
+        "keep the log-probs of so many response tokens with the samples of a step; 0: of none, -1: of all",
+        unit="tokens",
+        at_least=-1,
+    )
     log_val_generations: int = key(0, "show so many validation answers", unit="rows", at_least=0)
     rollout_data_dir: str | None = key(None, "write every step's samples as jsonl here")
     validation_data_dir: str | None = key(None, "write every validation's samples as jsonl here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quadriga.dashboard.files import Unreadable, encodable, finite, last_line, open_inside, plain, read_json
+from quadriga.dashboard.files import Unreadable, encodable, finite, last_line, open_inside, parse_line, plain, read_json
 from quadriga.errors import QuadrigaError
 from quadriga.tracking.metric_names import format_value
 from quadriga.tracking.run_record import RESTART, process_mark
@@ -32,6 +33,8 @@ SIGN_OF_LIFE_ELSEWHERE_S = RESTART_S = 180.0
 STALLED_S, STALLED_FACTOR = 60.0, 5.0
 """A phase that takes longer than both, the second in its usual time, is stalled: as in the watchdog's soft deadline."""
 SPARK_POINTS = 32
+TAIL_BYTES = 1 << 20
+"""So much of a metrics file is searched for a metric that its last line lacks."""
 
 
 @dataclass
@@ -41,12 +44,15 @@ class Run:
     path: Path
     name: str
     id: str
+    root: str = ""
+    """The folder that was searched."""
     stamp: tuple[Any, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)
     size: int = 0
     changed_at: float = 0.0
     spark: tuple[int, list[float]] = (0, [])
     _newest: dict[str, Any] | None = None
+    _older: dict[str, float | None] = field(default_factory=dict)
 
     def refresh(self) -> bool:
         """Read anew what has changed since the last time. False: this is no run (any more)."""
@@ -56,7 +62,7 @@ class Run:
             return any(stats)
         self.changed_at = max((s.st_mtime for s in stats if s), default=0.0)
         self.status = read_json(self.path, MARKERS[0]) or {}
-        self.size, self._newest = stats[1].st_size if stats[1] else 0, None
+        self.size, self._newest, self._older = stats[1].st_size if stats[1] else 0, None, {}
         self.stamp = stamp
         return any(stats)
 
@@ -70,6 +76,24 @@ class Run:
             except (Unreadable, OSError):
                 self._newest = {}
         return self._newest
+
+    def newest_of(self, name: str) -> float | None:
+        """The newest value of a metric that not every step has, such as one of the validation; None: not in the last steps."""
+        if (value := finite(self.newest.get(name))) is not None:
+            return value
+        if name not in self._older:
+            key, self._older[name] = json.dumps(name).encode() + b":", None
+            try:
+                with open_inside(self.path, MARKERS[1]) as file:
+                    file.seek(max(self.size - TAIL_BYTES, 0))
+                    lines = file.read(min(self.size, TAIL_BYTES)).splitlines(keepends=True)
+            except (Unreadable, OSError):
+                lines = []
+            for raw in reversed(lines):
+                if key in raw and (known := finite((parse_line(raw) or {}).get(name))) is not None:
+                    self._older[name] = known
+                    break
+        return self._older[name]
 
     @property
     def kind(self) -> str:
@@ -98,6 +122,8 @@ class Run:
             return "finished" if told is None and total is not None and self.step >= total else "interrupted"
         age = now - self.updated
         if self.status.get("host") == socket.gethostname():
+            if self._is_copy():
+                return "interrupted"
             pid = self.status.get("pid")
             lives = isinstance(pid, int) and process_mark(pid) == self.status.get("process") and _exists(pid)
             if not lives:
@@ -110,6 +136,14 @@ class Run:
         deadline = max(STALLED_S, STALLED_FACTOR * (usual or 0.0))
         is_known = bool(self.status.get("phases")) and began is not None and usual is not None
         return "stalled" if is_known and now - began > deadline else "running"  # type: ignore[operator]
+
+    def _is_copy(self) -> bool:
+        """Whether the files were written elsewhere on this machine and are still there: the run lives there, not here."""
+        origin = self.status.get("folder")
+        try:
+            return isinstance(origin, str) and os.path.isdir(origin) and not os.path.samefile(origin, self.path)
+        except (OSError, ValueError):
+            return False
 
     def main_metric(self) -> str | None:
         return next((name for name in MAIN_METRICS if finite(self.newest.get(name)) is not None), None)
@@ -137,6 +171,7 @@ class Run:
             "id": self.id,
             "name": self.name,
             "folder": encodable(str(self.path)),
+            "root": encodable(self.root),
             "kind": self.kind,
             "state": state,
             "error": encodable(str(status.get("error") or ""))[:4000],
@@ -150,6 +185,7 @@ class Run:
             "phase_s": now - (finite(status.get("phase_since")) or now) if alive else None,
             "main": None if main is None else _shown_metric(main, self.newest),
             "validations": self.validations(),
+            "intervals": _intervals(status.get("intervals")),
             "changed": plain(changed) if isinstance(changed, dict) else {},
             "alarms": {encodable(str(k)): encodable(str(v)) for k, v in alarms.items()}
             if isinstance(alarms, dict)
@@ -168,8 +204,6 @@ class Run:
         return self.spark[1]
 
     def _sampled(self, name: str) -> list[float]:
-        import json
-
         found = []
         key = json.dumps(name).encode() + b": "
         try:
@@ -240,7 +274,7 @@ class Catalog:
         """
         folder = Path(os.path.abspath(os.path.expanduser(text)))
         if any((folder / marker).is_file() for marker in MARKERS):
-            run = Run(folder, _name(folder, folder.parent.parent), _id(folder))
+            run = Run(folder, _name(folder, folder.parent.parent), _id(folder), str(folder.parent.parent))
             run.refresh()
             return run
         runs = self.look()
@@ -249,9 +283,9 @@ class Catalog:
             return fits[0]
         where = ", ".join(map(str, self.roots))
         if fits:
-            raise QuadrigaError(
-                f"{text} is the name of {len(fits)} runs", f"say which: {', '.join(r.name for r in fits)}"
-            )
+            names = [run.name for run in fits]
+            which = names if len(set(names)) == len(names) else [str(run.path) for run in fits]
+            raise QuadrigaError(f"{text} is the name of {len(fits)} runs", f"say which: {', '.join(which)}")
         raise QuadrigaError(
             f"there is no run {text} in {where}", "`quadriga runs` lists those that there are; a run is a folder"
         )
@@ -269,13 +303,15 @@ class Catalog:
                 left -= 1
                 run = self._at.get(folder)
                 if run is not None and run.refresh():
+                    folders += _earlier(folder, depth)
                     yield run
                     continue
                 names, inner = _listing(folder, self.problems)
                 if names.intersection(MARKERS):
                     path = Path(folder)
-                    run = Run(path, _name(path, root), _id(path))
+                    run = Run(path, _name(path, root), _id(path), str(root))
                     run.refresh()
+                    folders += _earlier(folder, depth)
                     yield run
                 elif depth < DEPTH:
                     folders += [(one, depth + 1) for one in inner]
@@ -292,6 +328,12 @@ def _listing(folder: str, problems: list[str]) -> tuple[set[str], list[str]]:
     except OSError as error:
         problems.append(f"{encodable(folder)}: {error.strerror}")
         return set(), []
+
+
+def _earlier(folder: str, depth: int) -> list[tuple[str, int]]:
+    """The folder in which a run keeps those that were started before it in its place, to be searched."""
+    earlier = f"{folder}/earlier"
+    return [(earlier, max(depth, DEPTH - 1))] if os.path.isdir(earlier) else []
 
 
 def _name(folder: Path, root: Path) -> str:
@@ -324,6 +366,13 @@ def _exists(pid: int) -> bool:
 def _shown_metric(name: str, line: dict[str, Any]) -> dict[str, Any]:
     value = finite(line.get(name))
     return {"name": name, "label": MAIN_METRICS[name], "value": value, "text": format_value(name, value)}
+
+
+def _intervals(told: Any) -> dict[str, list[float]]:
+    """The 95 % interval of held-out accuracies, where somebody has computed one."""
+    pairs = told.items() if isinstance(told, dict) else ()
+    found = {encodable(str(s)): [finite(one) for one in v] for s, v in pairs if isinstance(v, list) and len(v) == 2}
+    return {source: interval for source, interval in found.items() if None not in interval}  # type: ignore[misc]
 
 
 def _thinned(values: list[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from quadriga.config.typed import all_keys, default_of
 from quadriga.dashboard.catalog import Run
 from quadriga.dashboard.files import Unreadable, open_inside, plain
 
-MOST_BYTES = 4 << 20
+MOST_BYTES, MOST_NODES, DEPTH = 1 << 20, 50_000, 40
 
 
 def schema_of(kind: str) -> type | None:
@@ -32,17 +32,32 @@ def read_config(run: Run) -> dict[str, Any]:
     return _parsed(text)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _parsed(text: bytes) -> dict[str, Any]:
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _require_harmless(yaml.parse(text, loader))
+        found = yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Unreadable(f"config.yaml is no YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict):
         raise Unreadable("config.yaml holds no keys")
     return found
+
+
+def _require_harmless(events: Iterable[Any]) -> None:
+    """Unreadable: a few hundred bytes that stand for gigabytes, or nest so deep that reading them ends the process."""
+    import yaml
+
+    depth = 0
+    for count, event in enumerate(events):
+        if isinstance(event, yaml.AliasEvent):
+            raise Unreadable("config.yaml refers to its own parts")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH or count > MOST_NODES:
+            raise Unreadable("config.yaml is far larger than a configuration")
 
 
 def max_response_length(run: Run) -> int | None:
@@ -85,7 +100,9 @@ def config_table(runs: list[Run]) -> dict[str, Any]:
 
 
 def _is_set(name: str, value: Any, schema: type | None, config: dict[str, Any]) -> bool:
-    if schema is None or name not in all_keys(schema) or not config:
+    if schema is None:  # an evaluation: what it was given, each of its flags
+        return value is not None
+    if name not in all_keys(schema) or not config:
         return False
     try:
         return value != default_of(schema, name) and not follows_another_key(name, config, schema)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.atomic_file import write_atomically
-from quadriga.dashboard import configuration, samples, timeline
+from quadriga.dashboard import configuration, events, logs, samples, timeline
 from quadriga.dashboard.catalog import STATES, Catalog, Run
 from quadriga.dashboard.files import Unreadable
 from quadriga.dashboard.metrics import X_AXES, Metrics
@@ -28,6 +28,7 @@ POINTS = 500
 STEPS_WITH_SAMPLES, SAMPLES_OF_A_STEP = 12, 64
 STEPS_OF_TIMELINE = 20
 STALL_CHARACTERS = 100_000
+LOG_FILES = 30
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ExportedPage:
 
     path: Path
     runs: int
+    left_out: tuple[str, ...]
+    """What was there and is not on the page, in words."""
 
 
 def export_page(roots: list[Path], path: Path) -> ExportedPage:
@@ -45,24 +48,29 @@ def export_page(roots: list[Path], path: Path) -> ExportedPage:
         QuadrigaError: there are no runs, or the file cannot be written.
     """
     catalog, metrics, timelines = Catalog(roots), Metrics(), timeline.Timelines()
-    runs = sorted(catalog.look(), key=lambda run: run.updated, reverse=True)[:MOST_RUNS]
+    there = sorted(catalog.look(), key=lambda run: run.updated, reverse=True)
+    runs = there[:MOST_RUNS]
     if not runs:
         raise QuadrigaError(f"there are no runs in {', '.join(map(str, roots))}", "name the folder that holds them")
     now = time.time()
     rows = [run.row(now) | {"spark": run.spark_line()} for run in runs]
+    held = {run.id: _run_data(run, metrics, timelines) for run in runs}
+    left_out = [f"{len(runs)} newest of {len(there):,} runs"] if len(there) > len(runs) else []
     data = {
         "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+        "states": STATES,
         "table": {
             "rows": rows,
             "total": len(rows),
             "all": len(rows),
+            "left_out": ", ".join(left_out),
             "counts": {state: sum(row["state"] == state for row in rows) for state in STATES},
             "roots": [],
             "problems": [],
             "now": now,
             "version": __version__,
         },
-        "runs": {run.id: _run_data(run, metrics, timelines) for run in runs},
+        "runs": held,
         "config": configuration.config_table(runs),
     }
     try:
@@ -70,7 +78,10 @@ def export_page(roots: list[Path], path: Path) -> ExportedPage:
         write_atomically(path, render(data).encode(errors="replace"))
     except OSError as error:
         raise QuadrigaError(f"{path} cannot be written: {error.strerror}", "choose another file") from None
-    return ExportedPage(path, len(runs))
+    for kind in ("samples_left_out", "timeline_left_out"):
+        found = [f"{run.name}: {held[run.id][kind]}" for run in runs if held[run.id][kind]]
+        left_out += found[:1] + ([f"and so of {len(found) - 1} other runs"] if len(found) > 1 else [])
+    return ExportedPage(path, len(runs), tuple(left_out))
 
 
 def _run_data(run: Run, metrics: Metrics, timelines: timeline.Timelines) -> dict[str, Any]:
@@ -80,29 +91,47 @@ def _run_data(run: Run, metrics: Metrics, timelines: timeline.Timelines) -> dict
     except Unreadable:
         names = []
     known = [metric["name"] for metric in names]
-    steps = {kind: _spread(own, STEPS_WITH_SAMPLES) for kind, own in samples.sample_steps(run).items()}
-    pages = {}
+    all_steps = samples.sample_steps(run)
+    steps = {kind: _spread(own, STEPS_WITH_SAMPLES) for kind, own in all_steps.items()}
+    pages, is_cut = {}, False
     for kind, own in steps.items():
         for step in own:
             query = samples.Query(kind, step, limit=SAMPLES_OF_A_STEP)
             try:
-                pages[f"{kind} {step}"] = samples.sample_page(run, query, length)["rows"]
+                page = samples.sample_page(run, query, length)
             except Unreadable:
-                pages[f"{kind} {step}"] = []
+                page = {"rows": [], "next": None}
+            pages[f"{kind} {step}"] = page["rows"]
+            is_cut = is_cut or page["next"] is not None
+    left_out = [
+        f"samples of {len(steps[kind])} of {len(own):,} {name} steps"
+        for (kind, own), name in zip(all_steps.items(), ("training", "validation"))
+        if len(own) > len(steps[kind])
+    ]
+    left_out += [f"the first {SAMPLES_OF_A_STEP} of a step"] if is_cut else []
     try:
-        timed = _spread(timelines.steps(run), STEPS_OF_TIMELINE)
+        timeline_steps = timelines.steps(run)
     except Unreadable:
-        timed = []
-    stalls = timeline.stall_reports(run)
+        timeline_steps = {"steps": [], "full": False}
+    timed = _spread(timeline_steps["steps"], STEPS_OF_TIMELINE)
+    has_all = len(timed) == len(timeline_steps["steps"])
+    files = logs.log_files(run)[:LOG_FILES]
+    stalls = events.stall_reports(run)
     return {
         "metrics": names,
         "series": {x: _rounded(metrics.series(run, known, x, points=POINTS)) for x in X_AXES} if names else {},
         "sample_steps": steps,
         "samples": pages,
-        "timeline_steps": timed,
+        "samples_left_out": ", ".join(left_out),
+        "timeline_steps": {**timeline_steps, "steps": timed},
+        "timeline_left_out": ""
+        if has_all
+        else f"{len(timed)} of {len(timeline_steps['steps']):,} steps of its timeline",
         "timelines": {step: timelines.events(run, step, step) for step in timed},
-        "events": {"events": timeline.run_events(run, 500), "stalls": stalls},
-        "stalls": {s["file"]: timeline.stall_text(run, s["file"])[:STALL_CHARACTERS] for s in stalls[:50]},
+        "events": {"events": events.Events().of(run, 500), "stalls": stalls},
+        "stalls": {s["file"]: events.stall_text(run, s["file"])[:STALL_CHARACTERS] for s in stalls[:50]},
+        "log_files": files,
+        "logs": {file["file"]: logs.log_page(run, file["file"]) for file in files},
     }
 
 

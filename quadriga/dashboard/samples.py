@@ -84,8 +84,15 @@ def sample_page(run: Run, query: Query, max_response_length: int | None = None) 
     return {"rows": rows, "next": end, "size": size, "damaged": damaged, "searched": (end or size) - start}
 
 
-def sample_history(run: Run, kind: str, step: int, offset: int, max_response_length: int | None = None) -> list[Any]:
-    """The same question at every step: the samples whose prompt and sample number are those of the one at `offset`."""
+def sample_history(
+    run: Run, kind: str, step: int, offset: int, max_response_length: int | None = None, first_step: int = 0
+) -> dict[str, Any]:
+    """The same question at every step from `first_step` on: the samples whose prompt and sample number are those of the one at
+    `offset` of `step`. `next` is where a search that took too long goes on, None where it is done.
+
+    Raises:
+        Unreadable: there is no such sample.
+    """
     deadline = time.monotonic() + 2 * PAGE_SECONDS
     with _open(run, kind, step) as file:
         file.seek(_line_start(file, max(offset, 0)))
@@ -93,15 +100,37 @@ def sample_history(run: Run, kind: str, step: int, offset: int, max_response_len
     if first is None:
         raise Unreadable("there is no sample at this place")
     asked = json.dumps(first.get("prompt"), ensure_ascii=False).encode(errors="replace")
-    found = []
-    for other in sample_steps(run)[kind]:
-        if time.monotonic() > deadline:
-            break
+    found: list[dict[str, Any]] = []
+    steps = [other for other in sample_steps(run)[kind] if other >= first_step]
+    for k, other in enumerate(steps):
+        if k and time.monotonic() > deadline:  # at least one step, so that it gets on
+            return {"rows": found, "next": other}
         for row, at in _with_prompt(run, kind, other, asked):
-            if row.get("prompt") == first.get("prompt") and row.get("sample_index") == first.get("sample_index"):
+            if row.get("prompt") == first.get("prompt") and _number(row) == _number(first):
                 found.append(shown_sample(row, at, max_response_length) | {"step": other})
                 break
-    return found
+    return {"rows": found, "next": None}
+
+
+def same_questions(
+    run: Run, kind: str, step: int, rows: list[dict[str, Any]], max_response_length: int | None = None
+) -> dict[str, Any]:
+    """What another run answered to the same questions, at its step nearest to `step`: a sample for each of `rows`, or None."""
+    steps = sample_steps(run)[kind]
+    nearest = min(steps, key=lambda own: (abs(own - step), own), default=None)
+    wanted = {(row["prompt"], row["sample"]) for row in rows}
+    found: dict[tuple[str | None, float | None], dict[str, Any]] = {}
+    if nearest is not None:
+        deadline = time.monotonic() + PAGE_SECONDS
+        with _open(run, kind, nearest) as file:
+            for offset, raw in read_lines(file, PAGE_BYTES):
+                if len(found) == len(wanted) or time.monotonic() > deadline:
+                    break
+                row = parse_line(raw) or {}
+                question = (_text(row.get("prompt")), _number(row))
+                if question in wanted:
+                    found.setdefault(question, shown_sample(row, offset, max_response_length))
+    return {"step": nearest, "rows": [found.get((row["prompt"], row["sample"])) for row in rows]}
 
 
 def shown_sample(row: dict[str, Any], offset: int, max_response_length: int | None = None) -> dict[str, Any]:
@@ -114,7 +143,7 @@ def shown_sample(row: dict[str, Any], offset: int, max_response_length: int | No
     shown = {
         "offset": offset,
         "uid": _text(row.get("uid", row.get("row"))),
-        "sample": finite(row.get("sample_index", row.get("sample"))),
+        "sample": _number(row),
         "data_source": _text(row.get("data_source")),
         "prompt": _text(row.get("prompt")),
         "response": _text(row.get("response")),
@@ -134,6 +163,11 @@ def shown_sample(row: dict[str, Any], offset: int, max_response_length: int | No
         if name in row:
             shown[name] = {"text": _text(row[name]), "reward": finite(row.get(f"{name}_reward"))}
     return shown
+
+
+def _number(row: dict[str, Any]) -> float | None:
+    """Which of the samples of its prompt it is."""
+    return finite(row.get("sample_index", row.get("sample")))
 
 
 def outcome_of(row: dict[str, Any]) -> str:
@@ -174,6 +208,9 @@ def _token_columns(tokens: dict[str, Any]) -> dict[str, list[Any]] | None:
         values = tokens.get(name)
         if isinstance(values, list) and len(values) == len(texts):
             found[name] = [finite(value) for value in values]
+    gap = tokens.get("left_out")
+    if isinstance(gap, list) and len(gap) == 2 and None not in (place := [finite(value) for value in gap]):
+        found["left_out"] = place
     return found
 
 

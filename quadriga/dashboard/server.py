@@ -27,10 +27,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from quadriga.dashboard import configuration, samples, timeline
+from quadriga.dashboard import configuration, events, logs, samples, timeline
 from quadriga.dashboard.catalog import STATES, Catalog, Run
 from quadriga.dashboard.files import Unreadable
 from quadriga.dashboard.metrics import X_AXES, Metrics
+from quadriga.tracking.metric_names import format_value
 from quadriga.version import __version__
 
 STATIC = Path(str(resources.files("quadriga.dashboard") / "static"))
@@ -50,6 +51,7 @@ class Dashboard:
         self.catalog = Catalog(roots)
         self.metrics = Metrics()
         self.timelines = timeline.Timelines()
+        self.happened = events.Events()
 
     def runs(self, request: Request) -> Any:
         """The table of runs: filtered, sorted, a page of it, with counts of all states."""
@@ -57,6 +59,7 @@ class Dashboard:
         now = time.time()
         found = self.catalog.look()
         by_metric = ask.get("sort") == "main"
+        columns = [name for name in ask.getlist("column") if name][:20]
         rows = [(run, run.row(now, with_metric=by_metric)) for run in found]
         counts = {state: sum(row["state"] == state for _, row in rows) for state in STATES}
         words = ask.get("text", "").casefold().split()
@@ -68,12 +71,13 @@ class Dashboard:
             and (not wanted or run.id in wanted)
             and all(word in _words(row) for word in words)
         ]
-        key = _SORTS.get(ask.get("sort", "updated"), _SORTS["updated"])
-        known = [r for r in rows if key(r[1]) is not None]
-        known.sort(key=lambda r: key(r[1]), reverse=ask.get("order", "down") == "down")
-        rows = known + [r for r in rows if key(r[1]) is None]
+        rows = _sorted(rows, ask.get("sort", "updated"), ask.get("order", "down") == "down")
         start, limit = _integer(ask.get("start"), 0), min(_integer(ask.get("limit"), 100), MOST_RUNS)
-        page = [run.row(now) | {"spark": run.spark_line()} for run, _ in rows[start : start + limit]]
+        page = [
+            run.row(now)
+            | {"spark": run.spark_line(), "columns": [format_value(name, run.newest_of(name)) for name in columns]}
+            for run, _ in rows[start : start + limit]
+        ]
         return {
             "rows": page,
             "total": len(rows),
@@ -110,12 +114,21 @@ class Dashboard:
             text=ask.get("text", "")[:1000],
             flag=ask.get("flag", ""),
         )
-        return samples.sample_page(run, query, configuration.max_response_length(run))
+        page = samples.sample_page(run, query, configuration.max_response_length(run))
+        others = [self.catalog.get(name) for name in ask.get("beside", "").split(",")[:8] if name]
+        page["beside"] = {
+            other.id: samples.same_questions(
+                other, query.kind, query.step, page["rows"], configuration.max_response_length(other)
+            )
+            for other in others
+        }
+        return page
 
     def sample_history(self, request: Request) -> Any:
         ask, run = request.query_params, self._run(request)
-        place = _integer(ask.get("step"), 0), _integer(ask.get("offset"), 0)
-        return samples.sample_history(run, ask.get("kind", "val"), *place, configuration.max_response_length(run))
+        step, offset, first = (_integer(ask.get(name), 0) for name in ("step", "offset", "first"))
+        length = configuration.max_response_length(run)
+        return samples.sample_history(run, ask.get("kind", "val"), step, offset, length, first)
 
     def timeline_steps(self, request: Request) -> Any:
         return self.timelines.steps(self._run(request))
@@ -128,10 +141,18 @@ class Dashboard:
     def events(self, request: Request) -> Any:
         """What happened in the run, and the reports of its stalls."""
         run = self._run(request)
-        return {"events": timeline.run_events(run), "stalls": timeline.stall_reports(run)}
+        return {"events": self.happened.of(run), "stalls": events.stall_reports(run)}
 
     def stall(self, request: Request) -> Any:
-        return {"text": timeline.stall_text(self._run(request), request.query_params.get("file", ""))}
+        return {"text": events.stall_text(self._run(request), request.query_params.get("file", ""))}
+
+    def log_files(self, request: Request) -> Any:
+        return logs.log_files(self._run(request))
+
+    def log(self, request: Request) -> Any:
+        ask = request.query_params
+        before, after = (_integer(ask[name], 0) if name in ask else None for name in ("before", "after"))
+        return logs.log_page(self._run(request), ask.get("file", ""), before, after)
 
     def config(self, request: Request) -> Any:
         ids = [w for w in request.query_params.get("ids", "").split(",") if w][:50]
@@ -152,6 +173,8 @@ API: dict[str, Callable[[Dashboard, Request], Any]] = {
     "timeline": Dashboard.timeline_events,
     "events": Dashboard.events,
     "stall": Dashboard.stall,
+    "log_files": Dashboard.log_files,
+    "log": Dashboard.log,
     "config": Dashboard.config,
 }
 
@@ -272,6 +295,17 @@ def _words(row: dict[str, Any]) -> str:
     """What a search in the table of runs looks at."""
     changed = " ".join(f"{key}={value}" for key, value in row["changed"].items())
     return f"{row['name']} {row['kind']} {row['state']} {changed} {' '.join(row['alarms'])}".casefold()
+
+
+def _sorted(rows: list[tuple[Run, dict[str, Any]]], by: str, down: bool) -> list[tuple[Run, dict[str, Any]]]:
+    """In order of a column, or of the newest value of a metric (`metric <name>`); those without a value at the end."""
+    if by.startswith("metric "):
+        values = [run.newest_of(by.removeprefix("metric ")) for run, _ in rows]
+    else:
+        key = _SORTS.get(by, _SORTS["updated"])
+        values = [key(row) for _, row in rows]
+    known = sorted((k for k, value in enumerate(values) if value is not None), key=lambda k: values[k], reverse=down)
+    return [rows[k] for k in (*known, *(k for k, value in enumerate(values) if value is None))]
 
 
 _SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -1,4 +1,4 @@
-"""What the workers of a run did when: parts of timeline.json, found by step without reading the rest."""
+"""What the workers of a run did when, and how busy they were: parts of timeline.json, found by step without reading the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quadriga.dashboard.catalog import Run
-from quadriga.dashboard.files import Unreadable, finite, open_inside, parse_line, read_lines
+from quadriga.dashboard.files import finite, open_inside, read_lines
+from quadriga.tracking.phases import PHASE_OF_METHOD
+from quadriga.tracking.timeline import MAX_BYTES
 
 MOST_EVENTS = 5000
 """Of one answer."""
@@ -36,9 +38,10 @@ class Timelines:
         self._indices: OrderedDict[str, Index] = OrderedDict()
         self._lock = threading.Lock()
 
-    def steps(self, run: Run) -> list[int]:
-        """The steps that the timeline has events of."""
-        return sorted(self._index(run).places)
+    def steps(self, run: Run) -> dict[str, Any]:
+        """The steps that the timeline has events of, and whether its file is too full for more."""
+        index = self._index(run)
+        return {"steps": sorted(index.places), "full": index.offset > 0.95 * MAX_BYTES}
 
     def events(self, run: Run, first: int, last: int) -> dict[str, Any]:
         """What happened in the steps from `first` to `last`: lanes, and events with start and length in seconds.
@@ -49,7 +52,7 @@ class Timelines:
         index = self._index(run)
         places = [index.places[step] for step in range(first, min(last, first + 1000) + 1) if step in index.places]
         if not places:
-            return {"lanes": [], "events": [], "origin": None, "more": False}
+            return {"lanes": [], "events": [], "busy": [], "more": False}
         start, end = min(p[0] for p in places), max(p[1] for p in places)
         found: list[tuple[int, str, float, float, int]] = []
         more = False
@@ -69,13 +72,20 @@ class Timelines:
         origin = min((e[2] for e in found), default=None)
         lanes = list(dict.fromkeys(e[0] for e in sorted(found, key=lambda e: index.lanes.get(e[0], "") != "driver")))
         events = [
-            {"lane": lanes.index(lane), "name": name, "start": ts - (origin or 0.0), "seconds": dur, "step": step}
+            {
+                "lane": lanes.index(lane),
+                "name": name,
+                "phase": PHASE_OF_METHOD.get(name, name),
+                "start": ts - (origin or 0.0),
+                "seconds": dur,
+                "step": step,
+            }
             for lane, name, ts, dur, step in found
         ]
         return {
             "lanes": [index.lanes.get(lane, str(lane)) for lane in lanes],
             "events": events,
-            "origin": origin,
+            "busy": _busy_shares(events, len(lanes)),
             "more": more,
         }
 
@@ -103,62 +113,15 @@ class Timelines:
             return index
 
 
-def stall_reports(run: Run) -> list[dict[str, Any]]:
-    """The reports of phases that took far too long: `step_<step>_<phase>.txt` in stalls/, in order of the steps."""
-    found = []
-    try:
-        names = sorted(os.listdir(run.path / "stalls"))
-    except OSError:
-        return []
-    for name in names[:500]:
-        if match := re.fullmatch(r"step_(\d{1,12})_([\w.-]+)\.txt", name):
-            found.append({"file": name, "step": int(match[1]), "phase": match[2]})
-    return found
-
-
-def stall_text(run: Run, name: str, most_bytes: int = 1 << 20) -> str:
-    """What one of them says. Unreadable: there is no such report."""
-    if name not in [report["file"] for report in stall_reports(run)]:
-        raise Unreadable("there is no such report")
-    with open_inside(run.path, "stalls", name) as file:
-        return file.read(most_bytes).decode(errors="replace")
-
-
-def run_events(run: Run, most: int = 2000) -> list[dict[str, Any]]:
-    """The newest lines of events.jsonl, oldest first."""
-    try:
-        with open_inside(run.path, "events.jsonl") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(size - (4 << 20), 0))
-            if size > 4 << 20:
-                file.readline()
-            lines = [line for _, raw in read_lines(file) if (line := parse_line(raw)) is not None]
-    except (Unreadable, OSError):
-        return []
-    return [
-        {
-            "time": finite(line.get("time")),
-            "step": finite(line.get("step")),
-            "kind": str(line.get("kind", ""))[:20],
-            "level": str(line.get("level", ""))[:20],
-            "name": str(line.get("name", ""))[:80],
-            "text": _event_text(line)[:20_000],
-            "look": str(line.get("look", ""))[:2000],
-        }
-        for line in lines[-most:]
-    ]
-
-
-def _event_text(line: dict[str, Any]) -> str:
-    kind = line.get("kind")
-    if kind == "start":
-        after = finite(line.get("start_step"))
-        return f"resumed after step {after:.0f}" if after else "started"
-    if kind == "steered":
-        return f"{line.get('command')}: {line.get('result')}"
-    if kind == "end":
-        return str(line.get("status")) + (f": {line['error']}" if line.get("error") else "")
-    return str(line.get("text", ""))
+def _busy_shares(events: list[dict[str, Any]], lanes: int) -> list[float]:
+    """The share of the time from the first event to the end of the last in which something happened on each lane."""
+    whole = max((e["start"] + e["seconds"] for e in events), default=0.0)
+    busy, reached = [0.0] * lanes, [0.0] * lanes
+    for event in sorted(events, key=lambda e: e["start"]):
+        lane, end = event["lane"], event["start"] + event["seconds"]
+        busy[lane] += max(end - max(event["start"], reached[lane]), 0.0)
+        reached[lane] = max(reached[lane], end)
+    return [seconds / whole if whole else 0.0 for seconds in busy]
 
 
 def _event(raw: bytes) -> dict[str, Any] | None:

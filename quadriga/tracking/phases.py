@@ -17,6 +17,20 @@ from typing import Any
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.timeline import Timeline
 
+PHASE_OF_METHOD = {
+    "generate": "gen",
+    "compute_rm_score": "reward",
+    "compute_log_prob": "old_log_prob",
+    "compute_ref_log_prob": "ref",
+    "compute_values": "values",
+    "compute_teacher": "teacher",
+    "compute_self_teacher": "teacher",
+    "push_weights": "update_weights",
+    "take_weights": "update_weights",
+    "copy_checkpoint": "save_checkpoint",
+    "write_checkpoint": "save_checkpoint",
+}
+"""Which phase of a step a worker's method belongs to, where their names differ."""
 REMEMBERED = 20
 """Times that each phase took, of which the newest are kept."""
 

@@ -31,7 +31,8 @@ RESTART = "restart"
 _UNREMARKABLE = ("trainer.project_name", "trainer.experiment_name", "trainer.default_local_dir")
 WRITE_EVERY_S = 1.0
 HEARTBEAT_S = 5.0
-MAX_EVENT_BYTES = 20_000_000
+MAX_EVENT_BYTES, MAX_MESSAGE_BYTES = 20_000_000, 10_000_000
+"""Of events.jsonl. Messages that only inform are no longer recorded at the lower limit, so that alarms still find room."""
 
 
 class RunRecord:
@@ -65,6 +66,7 @@ class RunRecord:
             "process": process_mark(os.getpid()),
             "host": socket.gethostname(),
             "started": round(self._started, 3),
+            "folder": str(folder),
         }
         self._lock = threading.Lock()
         self._is_new = threading.Event()
@@ -135,10 +137,12 @@ class RunRecord:
 
     def _append(self, event: dict[str, Any]) -> None:
         line = json.dumps(event, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
+        only_informs = event["kind"] == "message" and event.get("level") != "warning"
+        room = MAX_MESSAGE_BYTES if only_informs else MAX_EVENT_BYTES
         try:
             descriptor = os.open(self._events_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                if os.fstat(descriptor).st_size + len(line) <= MAX_EVENT_BYTES:
+                if os.fstat(descriptor).st_size + len(line) <= room:
                     os.write(descriptor, line)
             finally:
                 os.close(descriptor)

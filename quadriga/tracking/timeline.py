@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
+MAX_BYTES = 50_000_000
+"""Once the file has this size, nothing more is recorded; viewers do not open much larger ones."""
 _HEAD, _TAIL = b"[\n", b"\n]\n"
 
 
@@ -25,10 +27,10 @@ class Timeline:
 
     Args:
         path: the file; an existing one, of a run that is resumed, is continued.
-        max_bytes: once the file has this size, nothing more is recorded; viewers do not open much larger ones.
+        max_bytes: as `MAX_BYTES`.
     """
 
-    def __init__(self, path: Path, max_bytes: int = 50_000_000) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
         self.max_bytes = max_bytes
         self._lock = threading.Lock()

@@ -26,6 +26,13 @@ def write_run(
     return folder
 
 
+def write_step(folder: Path, step: int, total: int = 40, state: str = "running") -> None:
+    """One more step of a run of this process."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metrics_line(step, total, 0.5, time.time())) + "\n")
+    write_status(folder, state=state, step=step, total_steps=total)
+
+
 def metrics_line(step: int, steps: int, level: float, when: float) -> dict[str, Any]:
     score = level * (1 - math.exp(-4 * step / steps))
     line = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page import Page
 from run_folders import sample, token_sample, write_run, write_samples
 from served import Served
 
@@ -19,41 +20,8 @@ from quadriga.config.schema import Config
 from quadriga.dashboard.export import export_page
 from quadriga.tracking import RunDirectory, Tracking
 
-WAIT_S = 20
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 TOKENS = (["the", " answer", " is", "<b>42</b>"], [-0.1, -3.0, -6.0, -9.0], [-0.1, -3.1, -6.0, -8.0], [1, 1, 0, 1])
-
-
-class Page:
-    """What a reader does: open a view, look for something, click it."""
-
-    def __init__(self, browser: Any, address: str) -> None:
-        self.browser, self.address = browser, address
-
-    def open(self, place: str) -> None:
-        self.browser.get("about:blank")
-        self.browser.get(self.address + place)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.browser.find_elements("css selector", selector)
-
-    def texts(self, selector: str) -> list[str]:
-        return self.browser.execute_script(
-            "return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)", selector
-        )
-
-    def wait(self, what: Callable[[], Any], why: str, seconds: float = WAIT_S) -> Any:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if found := what():
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"{why}; the page says:\n{self.texts('body')[0][:1500]}\n{self.problems()}")
-
-    def problems(self) -> list[str]:
-        """What the browser complained about: errors of scripts, and whatever the policy had to stop."""
-        told = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
-        return [text for text in told if "status of 404" not in text]  # what a run lacks is said on the page
 
 
 CONVERSATION = [

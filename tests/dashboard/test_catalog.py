@@ -53,6 +53,42 @@ def test_the_state_of_a_run_follows_from_what_it_wrote_last_and_from_its_process
     }
 
 
+def test_a_copy_of_a_live_run_on_the_same_machine_does_not_go_on(tmp_path: Path) -> None:
+    origin = write_run(tmp_path / "origin")
+    write_status(origin, state="running", total_steps=40, folder=str(origin))
+    shutil.copytree(origin, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(origin)
+    assert states(tmp_path) == {"origin": "running", "copy": "interrupted", "link": "running"}
+    write_status(origin, state="running", folder="/not/there/on/this/machine")
+    assert states(tmp_path)["origin"] == "running", "seen through another mount, it may be the same"
+
+
+def test_runs_that_were_started_before_in_the_same_folder_are_listed_too(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "p" / "a")
+    write_run(folder / "earlier" / "1", state="failed")
+    catalog = Catalog([tmp_path])
+    assert sorted(run.name for run in catalog.look()) == ["p/a", "p/a/earlier/1"]
+    assert catalog.find("a").path == folder
+    write_run(folder / "earlier" / "2")
+    assert len(Catalog([tmp_path]).look()) == 3
+
+
+def test_workers_that_are_being_replaced_are_no_stall(tmp_path: Path) -> None:
+    quiet = {"state": "running", "updated": time.time() - 60, "phase_since": time.time() - 60}
+    write_run(tmp_path / "restarts", phases=["restart"], **quiet)
+    write_run(tmp_path / "silent", phases=["step"], **quiet)
+    assert states(tmp_path) == {"restarts": "running", "silent": "stalled"}
+
+
+def test_the_newest_value_of_a_metric_that_few_steps_have_is_found(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=25)
+    (run,) = Catalog([tmp_path]).look()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert run.newest_of("val/arithmetic/acc/mean@1") == lines[19]["val/arithmetic/acc/mean@1"]
+    assert run.newest_of("actor/entropy") == 1 / 25
+    assert run.newest_of("none") is None
+
+
 def test_a_row_tells_progress_time_left_and_the_error(tmp_path: Path) -> None:
     write_run(tmp_path / "run", state="running", total=50)
     write_run(tmp_path / "failed", state="failed", error="DataError: no rows\n  fix: add some")
@@ -128,7 +164,10 @@ def test_a_run_is_found_by_folder_name_or_the_end_of_its_name(tmp_path: Path) ->
     assert catalog.find(str(tmp_path / "p" / "a")).path == tmp_path / "p" / "a"
     assert catalog.find("b").name == "q/b"
     assert catalog.find("q/a").name == "q/a"
-    with pytest.raises(QuadrigaError, match="name of 2 runs"):
+    with pytest.raises(QuadrigaError, match=r"name of 2 runs[\s\S]*p/a, q/a"):
         catalog.find("a")
+    twice = Catalog([tmp_path / "p", tmp_path / "q"])
+    with pytest.raises(QuadrigaError, match=f"{tmp_path}/p/a, {tmp_path}/q/a"):
+        twice.find("a")
     with pytest.raises(QuadrigaError, match="no run c"):
         catalog.find("c")

@@ -69,6 +69,8 @@ def write_spoiled_run(folder: Path, draw: random.Random) -> None:
     (folder / "config.yaml").write_text(json.dumps(spoiled(values, draw)))
     (folder / "stalls").mkdir()
     (folder / "stalls" / "step_00000001_gen.txt").write_bytes(b"\xff stacks")
+    (folder / "logs").mkdir()
+    (folder / "logs" / "actor_0.log").write_bytes(b"\xff\x1b[31mred\x00\n" * 9)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +89,21 @@ def test_whatever_a_value_is_replaced_by_every_question_is_answered(
     served = serve(spoiled_runs)
     rows = served.json("runs?limit=500")["rows"]
     assert len(rows) == 40
-    for sort in ("name", "state", "step", "eta", "main", "validation", "updated"):
+    for sort in ("name", "state", "step", "eta", "main", "validation", "updated", "metric%20actor/entropy"):
         assert len(served.json(f"runs?limit=500&sort={sort}&text=run")["rows"]) == 39
     for run in (row["id"] for row in rows):
         names = [m["name"] for m in served.json(f"metrics?run={run}")] or ["actor/entropy"]
         queries = [f"series?run={run}&x={x}&" + "&".join(f"metric={n}" for n in names) for x in ("tokens", "time")]
         queries += [f"samples?run={run}&kind={kind}&step=1&flag={flag}" for kind in KINDS for flag in ("", "cut%20off")]
         queries += [f"history?run={run}&kind=val&step=1&offset=0", f"timeline?run={run}&first=0&last=9"]
-        queries += [f"{name}?run={run}" for name in ("sample_steps", "timeline_steps", "events")]
+        queries += [f"{name}?run={run}" for name in ("sample_steps", "timeline_steps", "events", "log_files")]
+        queries += [
+            f"log?run={run}&file=actor_0.log",
+            f"log?run={run}&file=actor_0.log&after=3",
+            f"log?run={run}&file=..",
+        ]
+        queries += [f"samples?run={run}&kind=val&step=1&beside={','.join(row['id'] for row in rows[:3])}"]
+        queries += [f"history?run={run}&kind=val&step=1&offset=0&first=1"]
         queries += [f"stall?run={run}&file=step_00000001_gen.txt", f"config?ids={run}"]
         assert {query.partition("?")[0] for query in queries} | {"runs", "metrics"} == set(API)
         for query in queries:

@@ -10,8 +10,8 @@ import pytest
 from tiny_policy import write_task
 
 from quadriga.dashboard.catalog import Catalog
+from quadriga.dashboard.events import Events
 from quadriga.dashboard.samples import Query, sample_page
-from quadriga.dashboard.timeline import run_events
 from quadriga.tracking.steering import parse_command, tell
 from quadriga.trainer.main_ppo import TaskRunner, run_ppo
 
@@ -61,7 +61,7 @@ def test_a_run_obeys_at_the_end_of_a_step_and_records_it(steered: tuple[dict, Pa
     assert [any(name.startswith("val/") for name in line) for line in lines] == [True, False, True]
     assert (run / "checkpoints" / "global_step_1").is_dir()
     (seen,) = Catalog([run]).look()
-    told = [event["text"] for event in run_events(seen) if event["kind"] == "steered"]
+    told = [event["text"] for event in Events().of(seen) if event["kind"] == "steered"]
     assert told[0] == "set actor_rollout_ref.actor.optim.lr=0.005: 0.01 → 0.005"
     assert len(told) == 4
     assert Kept.last.trainer is not None
@@ -73,7 +73,7 @@ def test_a_resumed_run_keeps_what_it_was_told(steered: tuple[dict, Path]) -> Non
     run_ppo({**config, "trainer": {**config["trainer"], "total_training_steps": 5}})
     assert [line["actor/lr"] for line in lines_of(run)] == pytest.approx([1e-2, 5e-3, 5e-3, 5e-3, 5e-3])
     (seen,) = Catalog([run]).look()
-    assert any(event["text"] == "resumed after step 3" for event in run_events(seen))
+    assert any(event["text"] == "resumed after step 3" for event in Events().of(seen))
 
 
 def test_a_resumed_run_takes_the_value_that_its_own_command_changes(steered: tuple[dict, Path]) -> None:

@@ -13,27 +13,12 @@ from quadriga.config.schema import Config
 from quadriga.controller.members import RayClassWithInitArgs, create_colocated_worker_cls
 from quadriga.errors import QuadrigaError
 from quadriga.rollout.router import Router
-from quadriga.tracking.phases import Phases
+from quadriga.tracking.phases import PHASE_OF_METHOD, Phases
 from quadriga.trainer.ppo.engines import LocalEngines, PublishedWeights, RayEngines, form_sets
 from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.trainer.ppo.role import Role
 from quadriga.workers.base import WorkerReport
 from quadriga.workers.weight_push import require_held
-
-PHASE_OF_METHOD = {
-    "generate": "gen",
-    "compute_rm_score": "reward",
-    "compute_log_prob": "old_log_prob",
-    "compute_ref_log_prob": "ref",
-    "compute_values": "values",
-    "compute_teacher": "teacher",
-    "compute_self_teacher": "teacher",
-    "push_weights": "update_weights",
-    "take_weights": "update_weights",
-    "copy_checkpoint": "save_checkpoint",
-    "write_checkpoint": "save_checkpoint",
-}
-"""Which phase of a step a worker's method belongs to, where their names differ."""
 
 
 class Crew:

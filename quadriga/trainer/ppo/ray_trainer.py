@@ -475,7 +475,7 @@ class RayPPOTrainer:
         return validation_metrics([r["data_source"] for r in rows], [r["uid"] for r in rows], results, val.n)
 
     def sample_rows(self, batch: DataProto) -> list[dict[str, Any]]:
-        return sample_rows(batch, self.tokenizer, self.config.data.reward_fn_key)
+        return sample_rows(batch, self.tokenizer, self.config.data.reward_fn_key, self.config.trainer.log_sample_tokens)
 
     # ---- 10: what is kept ----
 

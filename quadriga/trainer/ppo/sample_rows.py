@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,28 +15,73 @@ OF_TOKENS = ("response_mask", "rollout_log_probs", "old_log_probs", "advantages"
 """Columns that are told of where the batch has them; each is about the tokens of a response."""
 OF_EPISODES = ("turns", "tool_calls", "tool_errors", "finish_reason", "episode_error", "messages")
 """Columns that rows of episodes have."""
-TOLD_TOKENS = 8192
-"""So many response tokens of a batch are told of one by one, those of the first rows; of the others there is the text."""
+WORTH_SHOWING = 64
+"""Of a response that has no room as a whole, its ends are told of where there is room for so many tokens."""
 
 
-def sample_rows(batch: DataProto, tokenizer: Any, source_column: str) -> list[dict[str, Any]]:
-    """One dict a row: prompt, response, score, what the reward told; of the first rows, `tokens` besides.
+def sample_rows(batch: DataProto, tokenizer: Any, source_column: str, most_tokens: int) -> list[dict[str, Any]]:
+    """One dict a row: prompt, response, score, what the reward told; of some rows, `tokens` besides.
 
     `tokens` has `ids`, `texts`, and where known `rollout_log_probs`, `trainer_log_probs` (before the update), `mask` (1:
-    written by the policy, 0: read) and, where they differ, `advantages`: lists over the response's tokens. `source_column` is
-    the column that names a row's data source.
+    written by the policy, 0: read) and, where they differ, `advantages`: lists over the response's tokens, in all rows
+    together `most_tokens` at most (-1: all there are). Of a response that is too long, they are about its beginning and its end;
+    `left_out` is then after how many of them something is missing, and how many tokens that is.
+
+    Args:
+        source_column: the column that names a row's data source.
     """
+    rows: list[dict[str, Any]] = []
+    for part in batch.fetch_in_parts(
+        NEEDED + tuple(name for name in ("response_mask", "advantages") if name in batch.batch_keys())
+    ):
+        rows += _rows(part, tokenizer, source_column)
+    chosen = rows_with_tokens(rows, most_tokens)
+    if not chosen:
+        return rows
     present = [name for name in OF_TOKENS if name in batch.batch_keys()]
-    pieces = TokenTexts(tokenizer)
-    rows, left = [], TOLD_TOKENS
-    for part in batch.fetch_in_parts((*NEEDED, *present)):
-        for i, row in enumerate(_rows(part, tokenizer, source_column)):
-            rows.append(row)
-            left = left - row["response_tokens"] if row["response_tokens"] <= left else 0
-            if left:
-                tokens = _tokens(part, i, present)
-                row["tokens"] = {**tokens, "texts": pieces.of(tokens["ids"])}
+    pieces, places = TokenTexts(tokenizer), iter(chosen)
+    for part in batch[list(chosen)].fetch_in_parts((*NEEDED, *present)):
+        for i in range(len(part)):
+            place = next(places)
+            tokens = _ends(_tokens(part, i, present), chosen[place])
+            rows[place]["tokens"] = {**tokens, "texts": pieces.of(tokens["ids"])}
     return rows
+
+
+def rows_with_tokens(rows: Sequence[Mapping[str, Any]], most_tokens: int) -> dict[int, int]:
+    """Which rows are told of token by token, and of how many tokens: `{row: tokens}`, in the order of the rows.
+
+    First a whole group, whose samples are read side by side, then one sample of each outcome, then whatever has room; if
+    nothing more has room as a whole, the ends of one that is too long.
+    """
+    lengths = [row["response_tokens"] for row in rows]
+    if most_tokens < 0:
+        return dict(enumerate(lengths))
+    groups: dict[Any, list[int]] = {}
+    outcomes: dict[Any, int] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row["uid"], []).append(place)
+        outcomes.setdefault(row.get("outcome", (row["score"] or 0) > 0), place)
+    group = next((own for own in groups.values() if sum(lengths[place] for place in own) <= most_tokens), [])
+    left, chosen = most_tokens, dict[int, int]()
+    for place in (*group, *outcomes.values(), *range(len(rows))):
+        if place not in chosen and 0 < lengths[place] <= left:
+            chosen[place] = lengths[place]
+            left -= lengths[place]
+    too_long = next((place for place, length in enumerate(lengths) if length > left and place not in chosen), None)
+    if too_long is not None and left >= WORTH_SHOWING:
+        chosen[too_long] = left
+    return dict(sorted(chosen.items()))
+
+
+def _ends(tokens: dict[str, Any], most: int) -> dict[str, Any]:
+    """The first and the last of the tokens, `most` in all."""
+    length = len(tokens["ids"])
+    if length <= most:
+        return tokens
+    head, tail = (most + 1) // 2, most // 2
+    cut = {name: values[:head] + values[length - tail :] for name, values in tokens.items()}
+    return {**cut, "left_out": [head, length - most]}
 
 
 def _rows(batch: DataProto, tokenizer: Any, source_column: str) -> Iterator[dict[str, Any]]:

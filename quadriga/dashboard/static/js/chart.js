@@ -23,36 +23,19 @@ export function smoothed(points, weight) {
 
 /**
  * @param box where to draw.
- * @param options x: name of the axis; from, to: its range; unit; log; smooth; filled: down to 0; height; onZoom(from, to); onCursor(index or null).
+ * @param options x: name of the axis; from, to: its range; unit; log; smooth; filled: down to 0; height; label: what it shows; onZoom(from, to);
+ *   onCursor(index or null).
  * @param lines [{label, color, x, y, lo, hi, n, smooth, marks: [{x, color}]}]
+ * @returns plot, close(), and set(lines): other values of the same lines, without losing the cursor; false where it takes a new chart.
  */
 export function draw(box, options, lines) {
-  const tables = [];
-  const series = [{}];
-  const bands = [];
-  const shown = [];
+  let marks = marksOf(lines);
+  const { series, bands, shown } = layers(lines, options);
   const { text, grid } = ink();
-  for (const line of lines) {
-    const color = line.color;
-    const columns = [line.x];
-    const add = (values, style) => {
-      columns.push(options.log ? values.map((value) => (value > 0 ? value : null)) : values);
-      return series.push({ label: line.label, spanGaps: true, points: { show: false }, ...style }) - 1;
-    };
-    const course = smoothed(line, options.smooth);
-    if (line.lo && !options.smooth) {
-      const high = add(line.hi, { stroke: "transparent", width: 0 });
-      const low = add(line.lo, { stroke: "transparent", width: 0 });
-      bands.push({ series: [high, low], fill: faded(color, 0.16) });
-    } else if (options.smooth) add(line.y, { stroke: faded(color, 0.25), width: 1 });
-    const few = line.x.length <= 30 && !options.filled;
-    shown.push(add(course, { stroke: color, width: 1.7, fill: options.filled ? color : undefined, points: { show: few, size: line.x.length === 1 ? 7 : 4, fill: color, width: 0 } }));
-    tables.push(columns);
-  }
-  const data = tables.length ? uPlot.join(tables) : [[]];
   const font = "11px system-ui, sans-serif";
   const xValue = options.x === "time" ? (value) => duration(value) : (value) => compact(value);
   const axis = { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+  const range = (low, high) => (options.filled ? [0, (high || 1) * 1.06] : room(low, high, options.unit));
   const plot = new uPlot({
     width: Math.max(box.clientWidth, 120),
     height: options.height ?? 200,
@@ -61,7 +44,7 @@ export function draw(box, options, lines) {
     padding: [8, 18, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: `x ${options.x}` }, drag: { x: true, y: false, setScale: false }, points: { size: 6 }, y: false },
-    scales: { x: { time: false, range: (u, low, high) => span(low, high, options.from, options.to) }, y: { distr: options.log ? 3 : 1, range: options.log ? undefined : (u, low, high) => room(low, high, options.unit) } },
+    scales: { x: { time: false, range: (u, low, high) => span(low, high, options.from, options.to) }, y: { distr: options.log ? 3 : 1, range: options.log ? undefined : (u, low, high) => range(low, high) } },
     axes: [
       { ...axis, size: 34, incrs: options.x === "time" ? SECONDS : WHOLE, values: (u, splits) => splits.map((value) => (value === null ? "" : xValue(value))) },
       { ...axis, size: 56, values: (u, splits) => splits.map((value) => (value === null ? "" : options.unit === "share" ? `${Math.round(value * 1000) / 10}%` : compact(value))) },
@@ -73,17 +56,75 @@ export function draw(box, options, lines) {
         u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       }],
       setCursor: [(u) => options.onCursor?.(u.cursor.idx === null || u.cursor.left < 0 ? null : values(u))],
-      draw: [(u) => drawMarks(u, lines.flatMap((line) => line.marks ?? []))],
+      setScale: [(u, key) => { if (key === "y") Object.assign(box.dataset, { low: u.scales.y.min, high: u.scales.y.max }); }],
+      draw: [(u) => drawMarks(u, marks)],
     },
-  }, data, box);
+  }, columns(lines, options), box);
   plot.over.addEventListener("dblclick", () => options.onZoom?.(null, null));
+  Object.assign(plot.root, { tabIndex: 0, onkeydown: (event) => walk(plot, event), onblur: () => plot.setCursor({ left: -10, top: -10 }) });
+  plot.root.setAttribute("role", "group");
+  plot.root.setAttribute("aria-label", `${options.label ?? "chart"}; arrow keys show values`);
+  const shape = shapeOf(lines, options);
 
   /** x, and the value of each line at the cursor or at its last point before it. */
   function values(u) {
     const at = u.cursor.idx;
     return { x: u.data[0][at], y: shown.map((place) => nearest(u.data[place], at)) };
   }
-  return { plot, close: () => plot.destroy() };
+
+  function set(others) {
+    if (shapeOf(others, options) !== shape) return false;
+    marks = marksOf(others);
+    plot.setData(columns(others, options));
+    return true;
+  }
+  return { plot, set, close: () => plot.destroy() };
+}
+
+const marksOf = (lines) => lines.flatMap((line) => line.marks ?? []);
+const isFew = (line, options) => line.x.length <= 30 && !options.filled;
+const shapeOf = (lines, options) => JSON.stringify(lines.map((line) => [line.label, line.color, Boolean(line.lo), isFew(line, options), line.x.length === 1]));
+
+/** How the lines are drawn: uPlot's series, the bands between some of them, and which series are the lines themselves. */
+function layers(lines, options) {
+  const [series, bands, shown] = [[{}], [], []];
+  const add = (line, style) => series.push({ label: line.label, spanGaps: true, points: { show: false }, ...style }) - 1;
+  for (const line of lines) {
+    const color = line.color;
+    if (line.lo && !options.smooth) {
+      const high = add(line, { stroke: "transparent", width: 0 });
+      const low = add(line, { stroke: "transparent", width: 0 });
+      bands.push({ series: [high, low], fill: faded(color, 0.16) });
+    } else if (options.smooth) add(line, { stroke: faded(color, 0.25), width: 1 });
+    shown.push(add(line, { stroke: color, width: 1.7, fill: options.filled ? color : undefined, points: { show: isFew(line, options), size: line.x.length === 1 ? 7 : 4, fill: color, width: 0 } }));
+  }
+  return { series, bands, shown };
+}
+
+/** The values of those series, over one x. */
+function columns(lines, options) {
+  const positive = (values) => (options.log ? values.map((value) => (value > 0 ? value : null)) : values);
+  const tables = lines.map((line) => {
+    const before = line.lo && !options.smooth ? [line.hi, line.lo] : options.smooth ? [line.y] : [];
+    return [line.x, ...before.map(positive), positive(smoothed(line, options.smooth))];
+  });
+  return tables.length ? uPlot.join(tables) : [[]];
+}
+
+/** The cursor by keys: a point on or back, with shift ten, to either end; Escape takes it away. */
+function walk(plot, event) {
+  const x = plot.data[0];
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (event.key === "Escape") plot.setCursor({ left: -10, top: -10 });
+  if (!x.length || !(by || event.key === "Home" || event.key === "End")) return;
+  event.preventDefault();
+  event.stopPropagation();
+  const { min, max } = plot.scales.x;
+  const inside = x.map((_, k) => k).filter((k) => x[k] >= min && x[k] <= max);
+  const now = plot.cursor.left >= 0 && plot.cursor.idx !== null ? inside.indexOf(plot.cursor.idx) : by > 0 ? -1 : inside.length;
+  const next = event.key === "Home" ? 0 : event.key === "End" ? inside.length - 1 : now + by * (event.shiftKey ? 10 : 1);
+  const at = inside[Math.min(Math.max(next, 0), inside.length - 1)];
+  plot.setCursor({ left: plot.valToPos(x[at], "x"), top: 1 });
 }
 
 function nearest(values, at) {

@@ -1,6 +1,6 @@
 // What was set, what it means, and what differs between the chosen runs.
 
-import { debounced, el, replace } from "dash/dom.js";
+import { debounced, el, newest, replace } from "dash/dom.js";
 import { change } from "dash/state.js";
 
 const SHOWN = [["set", "what was set"], ["differs", "what differs between the runs"], ["all", "all keys"]];
@@ -12,8 +12,13 @@ export function mount(root, context) {
   search.addEventListener("input", debounced(() => change({ q: search.value || null }, true)));
   replace(root, el("div", { class: "tools" }, which, search), body);
 
+  const asked = newest();
+
   async function update(state) {
+    const isNewest = asked();
     const runs = await context.chosen();
+    const { keys, problems } = runs.length ? await context.api.config(runs.map((run) => run.id)) : { keys: [], problems: [] };
+    if (!isNewest()) return;
     document.activeElement !== search && (search.value = state.q ?? "");
     if (!runs.length) {
       replace(which);
@@ -23,7 +28,6 @@ export function mount(root, context) {
     const mode = state.show ?? (runs.length > 1 ? "differs" : "set");
     replace(which, SHOWN.filter(([name]) => name !== "differs" || runs.length > 1).map(([name, label]) =>
       el("button", { "aria-pressed": String(mode === name), onclick: () => change({ show: name }, true) }, label)));
-    const { keys, problems } = await context.api.config(runs.map((run) => run.id));
     const words = (state.q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
     const fits = keys.filter((key) => (mode === "all" || (mode === "differs" ? key.differs : key.set.some(Boolean))) && words.every((word) => `${key.key} ${key.meaning}`.toLowerCase().includes(word)));
     const heads = runs.map((run) => {

@@ -27,6 +27,14 @@ export function replace(node, ...children) {
   return node;
 }
 
+/** Make the children of a node anew, but only where what they show has changed: focus, selection and open menus survive. */
+export function redraw(node, shown, make) {
+  const key = JSON.stringify(shown);
+  if (node.dataset.key === key) return;
+  node.dataset.key = key;
+  replace(node, make());
+}
+
 /** Set the text only where it changed, so that a selection in it survives. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -78,6 +86,18 @@ export function debounced(function_, wait = 200) {
   };
 }
 
+/** Tells answers that came too late: `const isNewest = asked()` before a question, `if (!isNewest()) return` after it. */
+export function newest() {
+  let count = 0;
+  return () => {
+    const own = ++count;
+    return () => own === count;
+  };
+}
+
+/** Whether one of the runs goes on; of the others, nothing new is to be asked but whether they are still there. */
+export const isAlive = (runs) => runs.some((run) => ["running", "stalled"].includes(run.state));
+
 /** The tooltip beside a point of the window; without text it goes away. */
 export function tip(text, x = 0, y = 0) {
   const node = document.getElementById("tip");
@@ -101,10 +121,12 @@ export function spark(values, width = 96, height = 22) {
 }
 
 /** A choice between the chosen runs, for views that show one; nothing where there is but one. */
-export function runPicker(runs, picked, pick) {
-  if (runs.length < 2) return null;
-  const options = runs.map((run) => el("option", { value: run.id, selected: run.id === picked.id }, run.name));
-  return el("select", { "aria-label": "run", onchange: (event) => pick(event.target.value) }, options);
+export function drawPicker(node, runs, picked, pick) {
+  redraw(node, [picked?.id, runs.map((run) => [run.id, run.name])], () => {
+    if (runs.length < 2) return [];
+    const options = runs.map((run) => el("option", { value: run.id, selected: run.id === picked.id }, run.name));
+    return [el("select", { "aria-label": "run", onchange: (event) => pick(event.target.value) }, options)];
+  });
 }
 
 export const isDark = () => {

@@ -1,17 +1,18 @@
 // The frame around the views: navigation, the chosen runs, the theme, and the heartbeat that keeps a live page live.
 
 import { api, exported } from "dash/api.js";
-import { colorOf, el, replace, setText } from "dash/dom.js";
+import { colorOf, el, redraw, replace, setText } from "dash/dom.js";
 import { change, read, VIEWS } from "dash/state.js";
 import * as alarms from "dash/alarms.js";
 import * as configuration from "dash/configuration.js";
 import * as curves from "dash/curves.js";
+import * as logs from "dash/logs.js";
 import * as runs from "dash/runs.js";
 import * as samples from "dash/samples.js";
 import * as time from "dash/time.js";
 
-const MODULES = { runs, curves, samples, time, configuration, alarms };
-const TITLES = { runs: "Runs", curves: "Curves", samples: "Samples", time: "Time", configuration: "Configuration", alarms: "Alarms" };
+const MODULES = { runs, curves, samples, time, configuration, alarms, logs };
+const TITLES = { runs: "Runs", curves: "Curves", samples: "Samples", time: "Time", configuration: "Configuration", alarms: "Alarms", logs: "Logs" };
 const HEARTBEAT_MS = 2000;
 
 const main = document.getElementById("main");
@@ -40,10 +41,7 @@ const context = {
 function drawChips(ids, rows) {
   const bar = document.getElementById("chosen");
   if (!bar) return;
-  const key = JSON.stringify([ids, rows.map((row) => [row.name, row.state, row.color])]);
-  if (bar.dataset.key === key) return;
-  bar.dataset.key = key;
-  const chips = ids.map((id) => {
+  const chips = () => ids.map((id) => {
     const row = rows.find((one) => one.id === id);
     const dot = el("span", { class: "dot" });
     if (row) dot.style.background = row.color;
@@ -51,7 +49,8 @@ function drawChips(ids, rows) {
     return el("span", { class: "chip" }, dot, row ? row.name : "gone", row && row.state !== "finished" ? el("span", { class: `state ${row.state}` }, row.state) : null,
       el("button", { class: "plain", title: "remove from the view", "aria-label": `remove ${row ? row.name : id}`, onclick: remove }, "×"));
   });
-  replace(bar, chips.length ? chips : el("span", { class: "muted" }, "No run is chosen. "), el("a", { href: "#runs", onclick: toRuns }, "choose runs"));
+  redraw(bar, [ids, rows.map((row) => [row.name, row.state, row.color])], () =>
+    [ids.length ? chips() : el("span", { class: "muted" }, "No run is chosen. "), el("a", { href: "#runs", onclick: toRuns }, "choose runs")].flat());
 }
 
 function toRuns(event) {

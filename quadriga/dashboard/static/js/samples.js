@@ -1,6 +1,6 @@
 // What was asked and answered: groups side by side, each token coloured by what is known of it, a question over the steps.
 
-import { debounced, el, number, replace, runPicker, setText, tip } from "dash/dom.js";
+import { debounced, drawPicker, el, isAlive, newest, number, redraw, replace, setText, tip } from "dash/dom.js";
 import { change, pickedOf, read } from "dash/state.js";
 
 const FLAGS = ["", "wrong", "right", "unparsed", "cut off", "crashed", "timed out"];
@@ -37,7 +37,9 @@ const gapOf = (tokens, k) => {
 };
 
 export function mount(root, context) {
-  let [runs, run, steps, next, rows, key] = [[], null, {}, null, [], ""];
+  let [runs, run, steps, next, rows, key, colours] = [[], null, {}, null, [], "", ""];
+  let held = null; // of a live run without a chosen step: the step that is being read, though a newer one may be there
+  const [asked, loading] = [newest(), newest()];
   const which = el("span");
   const kinds = el("div", { class: "segments", role: "group", "aria-label": "train or validation" });
   const step = el("input", { type: "range", min: "0", step: "1", "aria-label": "step" });
@@ -47,26 +49,31 @@ export function mount(root, context) {
   const flag = el("select", { "aria-label": "which samples" }, FLAGS.map((value) => el("option", { value }, value || "all samples")));
   const by = el("select", { "aria-label": "colour of the tokens" }, ["", ...Object.keys(LEGENDS)].map((value) => el("option", { value }, value ? `colour by ${value}` : "no colours")));
   const legend = el("p", { class: "muted legendline" });
+  const beside = el("button", { onclick: () => change({ beside: read().beside ? null : "1" }, true) }, "side by side");
   const list = el("div", { class: "samples" });
-  const more = el("button", { class: "plain", hidden: true, onclick: () => load(true) }, "more");
+  const more = el("button", { class: "plain", hidden: true, onclick: () => (read().over ? showHistory(read(), loading(), next) : load(true)) }, "more");
   const note = el("p", { class: "muted" });
+  const fresh = el("button", { class: "primary fresh", hidden: true, onclick: () => { held = null; scrollTo(0, 0); update(read()); } });
   step.addEventListener("input", debounced(() => pick(Number(step.value)), 80));
   search.addEventListener("input", debounced(() => change({ find: search.value || null }, true), 300));
   flag.addEventListener("change", () => change({ flag: flag.value || null }, true));
   by.addEventListener("change", () => change({ by: by.value || null }, true));
+  const reading = () => { held ??= now() ?? null; };
+  for (const kind_ of ["pointerdown", "keydown", "toggle"]) list.addEventListener(kind_, reading, true);
   root.addEventListener("keydown", (event) => {
     if (event.target !== document.body && event.target.matches("input, select, .tokens")) return;
     if (event.key === "ArrowLeft") move(-1);
     if (event.key === "ArrowRight") move(1);
   });
-  replace(root, el("div", { class: "tools" }, which, kinds, el("span", { class: "stepper" }, back, step, on, stepText), search, flag, by), legend, list, note, more);
+  replace(root, el("div", { class: "tools" }, which, kinds, el("span", { class: "stepper" }, back, step, on, stepText), search, flag, by, beside), legend, list, note, more, fresh);
 
   const kind = () => read().kind ?? (steps.val?.length ? "val" : "train");
   const now = () => {
     const own = steps[kind()] ?? [];
-    const wanted = read().step;
+    const wanted = read().step ?? held ?? undefined;
     return wanted === undefined ? own.at(-1) : own.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), own[0]);
   };
+  const go = (patch) => { held = null; change(patch, true); };
   const pick = (place) => change({ step: (steps[kind()] ?? [])[place] }, true);
   const move = (by_) => {
     const own = steps[kind()] ?? [];
@@ -75,56 +82,76 @@ export function mount(root, context) {
   };
 
   async function update(state) {
-    runs = await context.chosen();
-    if (!runs.length) {
+    const isNewest = asked();
+    const found = await context.chosen();
+    const picked = pickedOf(found);
+    const there = picked && (await context.api.sampleSteps(picked.id));
+    if (!isNewest()) return;
+    if (run?.id !== picked?.id || state.step !== undefined) held = null;
+    [runs, run, steps] = [found, picked, there ?? {}];
+    if (!run) {
+      key = "";
       replace(list, el("div", { class: "empty" }, "Choose a run to read its samples."));
       return;
     }
-    run = pickedOf(runs);
-    replace(which, runPicker(runs, run, (of) => change({ of, step: null, over: null }, true)));
-    steps = await context.api.sampleSteps(run.id);
+    drawPicker(which, runs, run, (of) => go({ of, step: null, over: null }));
     drawTools(state);
-    const asked = JSON.stringify([run.id, kind(), now(), state.find, state.flag, state.over, state.at]);
-    if (asked !== key) {
-      key = asked;
+    const wanted = JSON.stringify([run.id, kind(), now(), state.find, state.flag, state.over, state.at, others(state).map((one) => one.id)]);
+    if (wanted !== key) {
+      key = wanted;
       await load(false);
-    } else if (rows.length) drawRows();
+    } else if (rows.length && colours !== (state.by ?? "")) drawRows();
   }
 
   function drawTools(state) {
-    replace(kinds, [["train", "training"], ["val", "validation"]].filter(([one]) => steps[one]?.length).map(([one, label]) =>
-      el("button", { "aria-pressed": String(kind() === one), onclick: () => change({ kind: one, step: null, over: null }, true) }, label)));
+    const known = [["train", "training"], ["val", "validation"]].filter(([one]) => steps[one]?.length);
+    redraw(kinds, [known, kind()], () => known.map(([one, label]) =>
+      el("button", { "aria-pressed": String(kind() === one), onclick: () => go({ kind: one, step: null, over: null }) }, label)));
     const own = steps[kind()] ?? [];
     step.max = String(Math.max(own.length - 1, 0));
     step.value = String(own.indexOf(now()));
     setText(stepText, own.length ? `step ${number(now())}` : "");
+    fresh.hidden = held === null || own.at(-1) === now();
+    setText(fresh, `step ${number(own.at(-1))} is there`);
     document.activeElement !== search && (search.value = state.find ?? "");
     flag.value = state.flag ?? "";
     by.value = state.by ?? "";
-    setText(legend, LEGENDS[state.by] ?? "");
+    beside.hidden = runs.length < 2 || kind() !== "val" || Boolean(state.over);
+    beside.setAttribute("aria-pressed", String(Boolean(state.beside)));
   }
+
+  /** The runs whose answers to the same validation questions are shown beside. */
+  const others = (state) => (state.beside && !state.over && kind() === "val" ? runs.filter((one) => one.id !== run.id) : []);
 
   async function load(further) {
     const state = read();
-    if (state.over) return showHistory(state);
+    const isNewest = loading();
+    if (state.over) return showHistory(state, isNewest);
     if (now() === undefined) {
       rows = [];
       replace(list, el("div", { class: "empty" }, "This run has kept no samples."));
       return undefined;
     }
-    const found = await context.api.samples(run.id, { kind: kind(), step: now(), offset: further ? next : 0, text: state.find, flag: state.flag, limit: 48 });
+    const compared = others(state);
+    const found = await context.api.samples(run.id, { kind: kind(), step: now(), offset: further ? next : 0, text: state.find, flag: state.flag, limit: 48, beside: compared.map((one) => one.id).join(",") });
+    if (!isNewest()) return undefined;
+    found.rows.forEach((row, k) => {
+      row.beside = compared.map((one) => ({ run: one, step: found.beside[one.id].step, row: found.beside[one.id].rows[k] }));
+    });
     rows = further ? [...rows, ...found.rows] : found.rows;
     next = found.next;
     more.hidden = next === null;
     const searching = state.find || state.flag;
     setText(more, searching && found.size ? `search on (${Math.round((100 * (next ?? found.size)) / found.size)}% searched)` : "more samples");
-    setText(note, found.damaged ? `${found.damaged} damaged line(s) were passed over` : "");
+    setText(note, [found.damaged ? `${found.damaged} damaged line(s) were passed over` : "", found.left_out ? `This page holds ${found.left_out}.` : ""].filter(Boolean).join(" · "));
     drawRows();
     return undefined;
   }
 
   function drawRows() {
     const state = read();
+    colours = state.by ?? "";
+    drawLegend(state);
     if (!rows.length) {
       replace(list, el("div", { class: "empty" }, next === null ? "No sample is like that." : "None so far; search on."));
       return;
@@ -132,6 +159,12 @@ export function mount(root, context) {
     const groups = new Map();
     rows.forEach((row) => groups.set(row.uid ?? row.offset, [...(groups.get(row.uid ?? row.offset) ?? []), row]));
     replace(list, [...groups.values()].map((group) => drawGroup(group, state)));
+  }
+
+  function drawLegend(state) {
+    const kept = rows.filter((row) => row.tokens).length;
+    const some = kept === rows.length ? "" : ` · tokens were kept of ${number(kept)} of these ${number(rows.length)} samples (trainer.log_sample_tokens)`;
+    setText(legend, state.by ? LEGENDS[state.by] + some : "");
   }
 
   function drawGroup(group, state) {
@@ -144,10 +177,24 @@ export function mount(root, context) {
       el("header", {}, el("span", { class: "muted" }, [first.data_source, first.uid].filter(Boolean).join(" · ")), el("span", { class: "grow" }), history),
       first.prompt ? clipped(first.prompt, "prompt") : null,
       first.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, first.ground_truth)) : null,
-      el("div", { class: `answers${sorted.length > 1 ? "" : " one"}` }, sorted.map((row) => drawAnswer(row, state))));
+      sorted.map((row) => row.beside?.length && drawBeside(row, state)),
+      el("div", { class: `answers${sorted.length > 1 ? "" : " one"}` }, sorted.filter((row) => !row.beside?.length).map((row) => drawAnswer(row, state))));
   }
 
-  function drawAnswer(row, state) {
+  /** One question, answered by several runs. */
+  function drawBeside(row, state) {
+    const answers = [{ run, step: now(), row }, ...row.beside].map((one) => {
+      const dot = el("span", { class: "dot" });
+      dot.style.background = one.run.color;
+      const head = el("p", { class: "whose" }, dot, el("b", {}, one.run.name), el("span", { class: "muted" }, one.step === null ? "" : ` step ${number(one.step)}`));
+      return one.row ? drawAnswer(one.row, state, head) : el("section", { class: "answer" }, head, el("p", { class: "muted" }, "was not asked this"));
+    });
+    const node = el("div", { class: "answers beside" }, answers);
+    node.style.setProperty("--runs", answers.length);
+    return node;
+  }
+
+  function drawAnswer(row, state, head = null) {
     const facts = [
       row.step !== undefined && state.over ? el("b", {}, `step ${number(row.step)}`) : null,
       el("span", { class: `outcome ${row.outcome}` }, row.outcome || "–"),
@@ -162,7 +209,7 @@ export function mount(root, context) {
       el("p", {}, el("b", {}, name), row[name].reward === null ? "" : ` reward ${number(row[name].reward)}`), clipped(row[name].text ?? "", "text")));
     const body = row.tokens && (state.by || (!row.messages && row.tokens.mask?.includes(0))) ? tokenText(row, state.by ?? "")
       : row.messages ? conversation(row.messages) : pair.length ? null : clipped(row.response ?? "", "text");
-    return el("section", { class: "answer", dataset: { outcome: row.outcome } }, el("p", { class: "facts" }, facts), pair, body,
+    return el("section", { class: "answer", dataset: { outcome: row.outcome } }, head, el("p", { class: "facts" }, facts), pair, body,
       row.error ? el("details", {}, el("summary", {}, "what went wrong in scoring"), el("pre", {}, row.error)) : null,
       extras.length ? el("details", {}, el("summary", {}, `${extras.length} more`), el("dl", {}, extras.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]))) : null);
   }
@@ -176,9 +223,11 @@ export function mount(root, context) {
       if (look) span.style.backgroundColor = look.grey ? `rgba(128, 128, 128, ${look.opacity.toFixed(3)})` : `hsla(${look.hue}, 85%, 50%, ${look.opacity.toFixed(3)})`;
       return span;
     });
+    const [head, missing] = tokens.left_out ?? [tokens.texts.length, 0];
+    if (missing) spans[head - 1]?.append(el("span", { class: "gap" }, ` … ${number(missing)} tokens were not kept … `));
     const told = (k) => {
       const line = (label, value) => (value === null || value === undefined ? "" : `\n${label} ${number(value)}`);
-      return `${JSON.stringify(tokens.texts[k])}  token ${k + 1}${tokens.ids ? `, id ${tokens.ids[k]}` : ""}` + line("log-prob of rollout", tokens.rollout_log_probs?.[k]) +
+      return `${JSON.stringify(tokens.texts[k])}  token ${k + 1 + (k >= head ? missing : 0)}${tokens.ids ? `, id ${tokens.ids[k]}` : ""}` + line("log-prob of rollout", tokens.rollout_log_probs?.[k]) +
         line("log-prob of trainer", tokens.trainer_log_probs?.[k]) + line("gap", gapOf(tokens, k)) + line("advantage", tokens.advantages?.[k] ?? tokens.advantage) + (tokens.mask ? `\n${tokens.mask[k] ? "written by the policy" : "read by the policy"}` : "");
     };
     let current = -1;
@@ -192,26 +241,34 @@ export function mount(root, context) {
       tip(told(current), box.left, box.bottom);
     };
     const hover = (event) => event.target.dataset.k !== undefined && tip(told(Number(event.target.dataset.k)), event.clientX, event.clientY);
-    const missing = by_ && !spans.some((_, k) => shade(tokens, k, by_));
-    return el("div", {}, missing ? el("p", { class: "muted" }, by_ === "gap" ? "This run is strictly on-policy: its trainer computes no log-probs before the update." : `Nothing is known of the ${by_} of these tokens.`) : null,
+    const unknown = by_ && !spans.some((_, k) => shade(tokens, k, by_));
+    return el("div", {}, unknown ? el("p", { class: "muted" }, by_ === "gap" ? "This run is strictly on-policy: its trainer computes no log-probs before the update." : `Nothing is known of the ${by_} of these tokens.`) : null,
       el("div", { class: "text tokens", tabindex: "0", "aria-label": "response by tokens; arrow keys show values", onkeydown: walk, onmouseover: hover, onmouseleave: () => tip(""), onblur: () => tip("") }, tokens.mask?.includes(0) ? inTurns(spans, tokens.mask) : spans));
   }
 
-  async function showHistory(state) {
-    const found = await context.api.history(run.id, "val", Number(state.at), Number(state.over));
-    rows = found;
-    more.hidden = true;
+  async function showHistory(state, isNewest, first = 0) {
+    const found = await context.api.history(run.id, "val", Number(state.at), Number(state.over), first);
+    if (!isNewest()) return;
+    rows = first ? [...rows, ...found.rows] : found.rows;
+    next = found.next;
+    more.hidden = next === null;
+    setText(more, `search on, from step ${number(next)}`);
+    setText(note, "");
+    drawLegend(state);
     replace(list, el("article", { class: "group" },
       el("header", {}, el("b", {}, "One question over the steps"), el("span", { class: "grow" }), el("button", { class: "plain", onclick: () => change({ over: null, at: null }) }, "back to all samples")),
-      found[0]?.prompt ? clipped(found[0].prompt, "prompt") : null,
-      found[0]?.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, found[0].ground_truth)) : null,
-      el("div", { class: "answers" }, found.map((row) => drawAnswer(row, state)))));
+      rows[0]?.prompt ? clipped(rows[0].prompt, "prompt") : null,
+      rows[0]?.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, rows[0].ground_truth)) : null,
+      el("div", { class: "answers" }, rows.map((row) => drawAnswer(row, state)))));
   }
 
   async function tick() {
-    if (!runs.length || read().step !== undefined || read().over) return;
-    runs = await context.chosen();
-    if (runs.some((one) => ["running", "stalled"].includes(one.state))) await update(read());
+    if (read().step !== undefined || read().over || !isAlive(runs)) {
+      await context.chosen();
+      return;
+    }
+    if (scrollY > 40 || String(getSelection())) reading();
+    await update(read());
   }
 
   return { update, tick, close: () => tip("") };

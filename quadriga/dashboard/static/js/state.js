@@ -1,6 +1,6 @@
 // What is shown is in the address: `#curves?runs=a,b&x=step`. So a view can be shared, bookmarked and gone back from.
 
-export const VIEWS = ["runs", "curves", "samples", "time", "configuration", "alarms"];
+export const VIEWS = ["runs", "curves", "samples", "time", "configuration", "alarms", "logs"];
 
 export function read() {
   const [view, query = ""] = location.hash.slice(1).split("?");
