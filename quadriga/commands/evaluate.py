@@ -7,6 +7,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from quadriga.errors import ConfigError, DataError
 from quadriga.rollout.interface import Completion, Request
 
 if TYPE_CHECKING:
-    from quadriga.commands.evaluation_figures import Figure
+    from quadriga.commands.evaluation_record import EvaluationRecord
 
 NO_LIMIT = 1 << 30
 
@@ -53,9 +54,11 @@ def main(argv: Sequence[str]) -> int:
         Request(str(at), row["input_ids"].tolist(), params, (0, row["index"]), tuple(range(options.n)))
         for at, row in enumerate(rows)
     ]
+    total = len(requests) * options.n
     samples = []
     with (
         open_output(options.output) as output,
+        _recorded(options, total) as record,
         RewardPool(
             function,
             num_workers=options.num_workers,
@@ -66,15 +69,17 @@ def main(argv: Sequence[str]) -> int:
         pool.check_row(rows[0])
         longest = max(len(r.prompt_ids) for r in requests)
         engine = open_engine(options, path, tokenizer, longest + options.max_new_tokens)
-        with progress_bar("samples", len(requests) * options.n) as advance:
+        with progress_bar("samples", total) as advance:
             for line in _scored(engine.generate(requests), rows, tokenizer, pool, source):
                 samples.append(line)
                 if options.output != "-":
                     print(json.dumps(line, ensure_ascii=False), file=output, flush=True)
+                if record is not None:
+                    record.add(line)
                 advance(1)
-    figures = figures_of(samples, options.n)
-    if options.run_dir:
-        _record(Path(options.run_dir), vars(options), figures, samples)
+        figures = figures_of(samples, options.n)
+        if record is not None:
+            record.conclude(figures)
     if options.json:
         print(json.dumps([figure.as_dict() for figure in figures], indent=1))
     else:
@@ -85,21 +90,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _record(folder: Path, options: dict[str, Any], figures: Sequence[Figure], samples: list[dict[str, Any]]) -> None:
-    """Figures and samples as a run directory, which `quadriga dash` shows beside the runs that trained the model."""
-    from quadriga.tracking import RunDirectory
-    from quadriga.tracking.run_record import write_finished
+@contextmanager
+def _recorded(options: argparse.Namespace, total: int) -> Iterator[EvaluationRecord | None]:
+    """The run directory that the evaluation writes as it goes on, if one is asked for."""
+    if not options.run_dir:
+        yield None
+        return
+    from quadriga.commands.evaluation_record import EvaluationRecord
 
-    directory = RunDirectory(folder)
-    directory.begin()
-    try:
-        directory.write_config(options)
-        directory.append_metrics(0, {f"val/{figure.data_source}/{figure.name}": figure.value for figure in figures})
-        directory.write_samples(0, samples, "val")
-        accuracies = {f.data_source: f.value for f in figures if f.name.startswith("acc/mean@")}
-        write_finished(folder, "eval", accuracies, {"model": options["model"], "data": options["data"]})
-    finally:
-        directory.close()
+    with EvaluationRecord(Path(options.run_dir), vars(options), total) as record:
+        yield record
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -127,7 +127,10 @@ exit code: 0 done, 1 an error that is named, 2 wrong usage, 130 interrupted.""",
         "data", help=".parquet, .jsonl or .json in the format of docs/data.md, or builtin:arithmetic/test"
     )
     parser.add_argument("--output", default="-", help="file for the samples, .jsonl (default: none is written)")
-    parser.add_argument("--run-dir", help="folder for figures and samples, which `quadriga dash` shows (default: none)")
+    parser.add_argument(
+        "--run-dir",
+        help="folder for samples and figures, which `quadriga dash` shows while they are made (default: none)",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
     parser.add_argument("--prompt-key", default="prompt", help="column with the prompt (prompt)")
     parser.add_argument("--max-samples", type=int, default=-1, help="use only the first so many rows (-1: all)")

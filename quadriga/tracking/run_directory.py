@@ -189,6 +189,11 @@ class RunDirectory:
             write_atomically(path, text.encode(errors="replace"))
         return path
 
+    def append_sample(self, step: int, row: Mapping[str, Any], kind: str) -> None:
+        """Add one row to those of a step, for what comes one by one."""
+        line = f"{_json_line({'step': step, **row})}\n"
+        self._append(self.samples / f"{kind}_{step:08d}.jsonl", line.encode(errors="replace"))
+
     def sample_files(self, kind: str = "train") -> dict[int, Path]:
         """Step → file, in order of the steps."""
         return dict(sorted((int(path.stem.rpartition("_")[2]), path) for path in self.samples.glob(f"{kind}_*.jsonl")))

@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quadriga.atomic_file import write_atomically
 from quadriga.config.changes import keys_set
 from quadriga.tracking.events import Event
 from quadriga.tracking.run_state import RunState, Validation
@@ -42,13 +41,13 @@ class RunRecord:
 
     Args:
         folder: the run directory.
-        config: the checked configuration, a dataclass.
+        about: what the run is: kind, and where known project, experiment, steering, changed (keys that were set).
         step: the one that the run goes on after.
         validations: what it had validated by then.
     """
 
     def __init__(
-        self, folder: Path, config: Any, step: int = 0, validations: dict[str, Validation] | None = None
+        self, folder: Path, about: dict[str, Any], step: int = 0, validations: dict[str, Validation] | None = None
     ) -> None:
         self._status_file, self._events_file = folder / "status.json", folder / "events.jsonl"
         self._state = RunState(step=step, start_step=step, validations=validations or {})
@@ -57,11 +56,7 @@ class RunRecord:
         self._phase_since = self._started = time.time()
         self._about = {
             "format": 1,
-            "kind": _KINDS.get(type(config).__name__, "train"),
-            "project": config.trainer.project_name,
-            "experiment": config.trainer.experiment_name,
-            "steering": bool(getattr(config.trainer, "steering", False)),
-            "changed": {k: v for k, v in keys_set(asdict(config), type(config)).items() if k not in _UNREMARKABLE},
+            **about,
             "pid": os.getpid(),
             "process": process_mark(os.getpid()),
             "host": socket.gethostname(),
@@ -74,6 +69,11 @@ class RunRecord:
         self._write_status()
         self._thread = threading.Thread(target=self._keep_writing, name="run status", daemon=True)
         self._thread.start()
+
+    def tell(self, **about: Any) -> None:
+        """Something more of what the run is, or came to."""
+        with self._lock:
+            self._about |= about
 
     def take(self, event: Event) -> None:
         """Take one event in; may be called by any thread."""
@@ -150,13 +150,15 @@ class RunRecord:
             _LOG.warning("%s cannot be written: %s", self._events_file, error.strerror)
 
 
-def write_finished(folder: Path, kind: str, accuracies: dict[str, float], changed: dict[str, Any]) -> None:
-    """status.json of something that has no steps and is over, such as an evaluation."""
-    now = round(time.time(), 3)
-    seen = {source: {"first_step": 0, "first": v, "last_step": 0, "last": v} for source, v in accuracies.items()}
-    content = {"format": 1, "kind": kind, "state": "finished", "step": 0, "started": now, "updated": now}
-    text = json.dumps({**content, "validations": seen, "changed": changed}, ensure_ascii=False)
-    write_atomically(folder / "status.json", text.encode())
+def about_training(config: Any) -> dict[str, Any]:
+    """What a training run is, by its checked configuration, a dataclass."""
+    return {
+        "kind": _KINDS.get(type(config).__name__, "train"),
+        "project": config.trainer.project_name,
+        "experiment": config.trainer.experiment_name,
+        "steering": config.trainer.steering,
+        "changed": {k: v for k, v in keys_set(asdict(config), type(config)).items() if k not in _UNREMARKABLE},
+    }
 
 
 def process_mark(pid: int) -> str:

@@ -14,7 +14,7 @@ from quadriga.tracking.alarms import Alarms
 from quadriga.tracking.events import EventLog
 from quadriga.tracking.metric_values import plain_metrics
 from quadriga.tracking.run_directory import RunDirectory
-from quadriga.tracking.run_record import RunRecord
+from quadriga.tracking.run_record import RunRecord, about_training
 from quadriga.tracking.run_state import Validation, is_validation_accuracy, note_validations
 from quadriga.tracking.sinks import Sink, SinkSetup, check_sinks, open_sinks
 
@@ -65,7 +65,8 @@ class Tracking:
                 note_validations(validations, line["step"], line)
             setup = SinkSetup(run_directory, trainer.project_name, trainer.experiment_name, plain, resumed_step)
             self._sinks = [_Background(n, s, self._warn) for n, s in open_sinks(trainer.logger, setup).items()]
-            self._record = RunRecord(run_directory.path, config, max(resumed_step or 0, 0), validations)
+            about = about_training(config)
+            self._record = RunRecord(run_directory.path, about, max(resumed_step or 0, 0), validations)
         except BaseException:
             run_directory.close()
             raise

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from quadriga.commands.evaluate import main
+from quadriga.dashboard.catalog import Catalog, Run
+from quadriga.dashboard.samples import Query, sample_page
 from quadriga.errors import CheckpointError, ConfigError, DataError, RewardError
 
 MODEL = ["--model", "builtin:arithmetic", "--device", "cpu"]
@@ -107,16 +112,86 @@ def test_an_incomplete_checkpoint_is_no_model(tmp_path):
 
 
 def test_an_evaluation_is_a_run_that_the_dashboard_shows(tmp_path, capsys):
-    import time
-
-    from quadriga.dashboard.catalog import Catalog
-    from quadriga.dashboard.samples import Query, sample_page
-
     folder = tmp_path / "outputs" / "evals" / "sums"
-    assert main([sums(tmp_path), *MODEL, "--max-new-tokens", "8", "--run-dir", str(folder), "--json"]) == 0
-    accuracy = figures(capsys)["acc/mean@1"]["value"]
+    command = [sums(tmp_path), *MODEL, "--max-new-tokens", "8", "--run-dir", str(folder), "--json"]
+    assert main(command) == 0
+    accuracy = figures(capsys)["acc/mean@1"]
     (run,) = Catalog([tmp_path / "outputs"]).look()
     row = run.row(time.time())
-    assert (row["kind"], row["state"], row["validations"]["arithmetic"]["last"]) == ("eval", "finished", accuracy)
+    assert (row["kind"], row["state"]) == ("eval", "finished")
+    assert (row["step"], row["total"]) == (6, 6)
+    assert row["validations"]["arithmetic"]["last"] == accuracy["value"]
+    assert row["intervals"]["arithmetic"] == [accuracy["low"], accuracy["high"]]
     shown = sample_page(run, Query("val", 0))["rows"]
-    assert sum(one["outcome"] == "correct" for one in shown) == pytest.approx(6 * accuracy)
+    assert len(shown) == 6
+    assert sum(one["outcome"] == "correct" for one in shown) == pytest.approx(6 * accuracy["value"])
+    assert main(command) == 0, "once more: the earlier one is kept beside"
+    assert sorted(run.name for run in Catalog([tmp_path / "outputs"]).look()) == ["evals/sums", "evals/sums/earlier/1"]
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """An evaluation in a process of its own, whose scorer waits at the third sum for a file."""
+    scorer = tmp_path / "slow.py"
+    scorer.write_text(
+        "import os, time\n"
+        "def score(data_source, solution, truth, extra_info=None):\n"
+        "    while truth == '6' and not os.path.exists(os.path.join(os.path.dirname(__file__), 'go')):\n"
+        "        time.sleep(0.05)\n"
+        "    return {'score': 1.0, 'acc': 1.0}\n"
+    )
+    folder = tmp_path / "outputs" / "slow"
+    command = [sys.executable, "-m", "quadriga", "eval", sums(tmp_path), *MODEL, "--max-new-tokens", "4"]
+    command += ["--scorer", f"{scorer}:score", "--timeout-s", "600", "--run-dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = Run(folder, "slow", "id")
+    deadline = time.monotonic() + 120
+    while not (run.refresh() and run.step == 2):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield process, run
+    process.kill()
+    process.wait()
+
+
+def test_an_evaluation_is_seen_while_it_goes_on_and_to_its_end(waiting, tmp_path):
+    process, run = waiting
+    row = run.row(time.time())
+    assert (row["state"], row["kind"], row["step"], row["total"]) == ("running", "eval", 2, 6)
+    assert [sample["ground_truth"] for sample in sample_page(run, Query("val", 0))["rows"]] == ["2", "4"]
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    run.refresh()
+    assert (run.state(time.time()), run.step) == ("finished", 6)
+
+
+def test_an_evaluation_that_is_killed_is_interrupted(waiting):
+    process, run = waiting
+    process.kill()
+    process.wait()
+    run.refresh()
+    assert run.state(time.time()) == "interrupted"
+    assert len(sample_page(run, Query("val", 0))["rows"]) == 2, "what was scored is kept"
+
+
+def test_an_evaluation_that_fails_says_why(tmp_path):
+    failing = tmp_path / "failing.py"
+    failing.write_text("def score(*args):\n    raise RuntimeError('no')\n")
+    folder = tmp_path / "run"
+    with pytest.raises(RewardError, match="could not be scored"):
+        main(
+            [sums(tmp_path), *MODEL, "--max-new-tokens", "4", "--scorer", f"{failing}:score", "--run-dir", str(folder)]
+        )
+    (run,) = Catalog([folder]).look()
+    row = run.row(time.time())
+    assert row["state"] == "failed"
+    assert "could not be scored" in row["error"]
+
+
+def test_an_evaluation_takes_no_other_runs_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text('{"kind": "train"}')
+    with pytest.raises(ConfigError, match="is the folder of a train run"):
+        main([sums(tmp_path), *MODEL, "--run-dir", str(tmp_path / "run")])

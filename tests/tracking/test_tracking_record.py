@@ -12,7 +12,7 @@ import pytest
 from quadriga.config.schema import Config
 from quadriga.dashboard.catalog import Catalog
 from quadriga.tracking import RunDirectory, Tracking
-from quadriga.tracking.run_record import RunRecord
+from quadriga.tracking.run_record import RunRecord, about_training
 
 
 def make_config(folder: Path) -> Config:
@@ -68,7 +68,7 @@ def test_alarms_are_in_metrics_events_and_status(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    record = RunRecord(folder, make_config(folder))
+    record = RunRecord(folder, about_training(make_config(folder)))
     (folder / "events.jsonl").mkdir()
     record.take({"kind": "message", "time": 1.0, "level": "info", "text": "hello"})
     record.close()

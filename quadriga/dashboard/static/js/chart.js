@@ -56,8 +56,10 @@ export function draw(box, options, lines) {
         u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       }],
       setCursor: [(u) => options.onCursor?.(u.cursor.idx === null || u.cursor.left < 0 ? null : values(u))],
-      setScale: [(u, key) => { if (key === "y") Object.assign(box.dataset, { low: u.scales.y.min, high: u.scales.y.max }); }],
-      draw: [(u) => drawMarks(u, marks)],
+      draw: [(u) => {
+        Object.assign(box.dataset, { low: u.scales.y.min, high: u.scales.y.max });
+        drawMarks(u, marks);
+      }],
     },
   }, columns(lines, options), box);
   plot.over.addEventListener("dblclick", () => options.onZoom?.(null, null));

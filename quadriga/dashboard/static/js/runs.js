@@ -9,6 +9,7 @@ const COLUMNS = [
   ["held-out", "validation"], ["set keys", null], ["updated", "updated"],
 ];
 const WIDTH = COLUMNS.length;
+const MOST_KEYS = 4;
 const PAGE = 100;
 
 export function mount(root, context) {
@@ -156,11 +157,11 @@ function makeRow(first) {
     bar.value = row.total ? Math.min(row.step / row.total, 1) : 0;
     setText(value, row.main ? row.main.text : "");
     value.title = row.main ? row.main.name : "";
-    replace(course, spark(row.spark));
+    replace(course, spark(row.spark, 80));
     replace(held, Object.entries(row.validations).slice(0, 2).map(([source, seen]) => el("div", { title: source }, heldOut(seen, row.intervals[source]))));
     const alarm = Object.entries(row.alarms).map(([what, text]) => el("span", { class: "alarm", title: text }, `⚠ ${what.replaceAll("_", " ")}`));
     const set = Object.entries(row.changed).map(([key, one]) => el("span", { class: "key", title: `${key}=${text(one)}` }, `${key.split(".").at(-1)}=${text(one)}`));
-    replace(keys, alarm, set.slice(0, 5), set.length > 5 ? el("span", { class: "muted" }, `+${set.length - 5}`) : null);
+    replace(keys, alarm, set.slice(0, MOST_KEYS), set.length > MOST_KEYS ? el("span", { class: "muted", title: Object.entries(row.changed).slice(MOST_KEYS).map(([key, one]) => `${key}=${text(one)}`).join("\n") }, `+${set.length - MOST_KEYS}`) : null);
     drawTags(row.id);
   }
 
@@ -202,7 +203,7 @@ async function copyText(text_, button) {
 
 /** Before and after, or one value with its 95 % interval where there is one. */
 function heldOut(seen, interval) {
-  if (interval) return `${percent(seen.last)} (${percent(interval[0])} to ${percent(interval[1])})`;
+  if (interval) return `${percent(seen.last)} (${interval.map((value) => (100 * value).toFixed(1)).join("–")})`;
   return seen.first_step === seen.last_step ? percent(seen.last) : `${percent(seen.first)} → ${percent(seen.last)}`;
 }
 
