@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     listener = _listener(options.host, options.port)
     host, port = listener.getsockname()[:2]
     shown = "localhost" if is_local else socket.gethostname() if host in ("0.0.0.0", "::") else host
+    shown = f"[{shown}]" if ":" in shown else shown
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     print(f"runs in {', '.join(map(str, roots))}: {address}   (Ctrl-C ends it)", flush=True)
     if not is_local:
@@ -53,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _listener(host: str, port: int | None) -> socket.socket:
     """A socket on the port asked for; without one, on the usual port, or where that is taken, on any."""
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port} is no port", "give a number from 1 to 65535, or 0 for a free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem: OSError | None = None
     for candidate in (PORT, 0) if port is None else (port,):
@@ -62,7 +65,7 @@ def _listener(host: str, port: int | None) -> socket.socket:
             listener.bind((host, candidate))
             listener.listen(128)  # whoever comes before the server is up waits, and is not turned away
             return listener
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the port is taken, or there is no such host
             listener.close()
             problem = error
     raise ConfigError(f"cannot listen on {host}:{port or PORT}: {problem}", "choose another --host or --port")

@@ -21,8 +21,9 @@ def list_runs(argv: Sequence[str]) -> int:
     options = runs_parser().parse_args(argv)
     catalog, now = Catalog(roots_of(options)), time.time()
     runs = sorted(catalog.look(), key=lambda run: run.updated, reverse=True)
-    rows = [run.row(now) | {"spark": run.spark_line()} for run in runs]
-    rows = [row for row in rows if not options.state or row["state"] == options.state]
+    runs = [run for run in runs if not options.state or run.state(now) == options.state]
+    shown = runs if options.json else runs[: options.limit]  # the others' files need not be read
+    rows = [run.row(now) | {"spark": run.spark_line()} for run in shown]
     if options.json:
         print(_json(rows, indent=1))
         return 0
@@ -30,9 +31,9 @@ def list_runs(argv: Sequence[str]) -> int:
         raise QuadrigaError(
             f"there are no such runs in {', '.join(map(str, catalog.roots))}", "name the folder with --root"
         )
-    _print_runs(rows[: options.limit], now)
-    if len(rows) > options.limit:
-        print(f"{len(rows) - options.limit:,} more; --limit shows them")
+    _print_runs(rows, now, len(catalog.roots) > 1)
+    if len(runs) > len(rows):
+        print(f"{len(runs) - len(rows):,} more; --limit shows them")
     return 0
 
 
@@ -98,7 +99,7 @@ def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent).translate(_CONTROLS)
 
 
-def _print_runs(rows: list[dict[str, Any]], now: float) -> None:
+def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -116,10 +117,11 @@ def _print_runs(rows: list[dict[str, Any]], now: float) -> None:
         if row["error"]:
             state.append(f" {printable(row['error'].splitlines()[0][:60])}", "dim")
         held = ", ".join(
-            f"{v['first']:.1%} → {v['last']:.1%}" for v in row["validations"].values() if v["last"] is not None
+            f"{v['first']:.1%} → {v['last']:.1%}" if v["first_step"] != v["last_step"] else f"{v['last']:.1%}"
+            for v in row["validations"].values()
         )
         table.add_row(
-            Text(printable(row["name"]), "bold"),
+            Text(printable(f"{row['root']}/{row['name']}" if several_roots else row["name"]), "bold"),
             row["kind"],
             state,
             f"{row['step']:,}" + (f"/{row['total']:,.0f}" if row["total"] else ""),

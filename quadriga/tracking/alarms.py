@@ -7,8 +7,9 @@ the step's metrics have `alarm/<name>`; when it begins to hold, an event tells w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 
 from quadriga.tracking.metric_names import format_value
@@ -17,7 +18,10 @@ WINDOW = 60
 """Steps that the detectors look back."""
 RECENT = 5
 """Steps whose mean counts as what is now: one odd batch raises no alarm."""
+VALIDATIONS = 8
+"""Of these, the newest so many are looked at."""
 _FEWEST_BEFORE = 10
+_RISES = 3
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,10 @@ class Alarm:
 class Course:
     """The newest values of the metrics, as the detectors ask for them."""
 
-    def __init__(self, lines: Iterable[Mapping[str, float | None]]) -> None:
+    def __init__(self, lines: Iterable[Mapping[str, float | None]], held_out: Sequence[float] = ()) -> None:
         self._lines = list(lines)
+        self.held_out = held_out
+        """The loss of the newest validations, which may be further apart than the steps that are looked at."""
 
     def newest(self, name: str) -> float | None:
         return self._lines[-1].get(name) if self._lines else None
@@ -158,14 +164,17 @@ def gap_drift(course: Course) -> tuple[str, str] | None:
 
 @detector
 def kl_run_away(course: Course) -> tuple[str, str] | None:
-    moved, away = course.now("actor/ppo_kl"), course.both("actor/kl_loss")
+    moved, behind = course.now("actor/ppo_kl"), course.now("rollout_corr/kl")
+    fix = "Lower the learning rate, take fewer ppo_epochs, or raise kl_loss_coef (kl_ctrl.kl_coef where the KL is in the reward)."
     if moved is not None and abs(moved) > 0.2:
-        seen = f"one step moves the policy by {moved:.3f} nats per token"
-    elif away and away[1] > 0.5 and away[1] > 5 * away[0]:
-        seen = f"KL to the reference has grown from {away[0]:.3f} to {away[1]:.3f} nats per token"
-    else:
-        return None
-    return seen, "Lower the learning rate, take fewer ppo_epochs, or raise kl_loss_coef."
+        return f"one step moves the policy by {moved:.3f} nats per token", fix
+    for name in ("actor/kl_loss", "actor/reward_kl_penalty"):
+        away = course.both(name)
+        if away and away[1] > 0.5 and away[1] > 5 * away[0]:
+            return f"KL to the reference has grown from {away[0]:.3f} to {away[1]:.3f} nats per token ({name})", fix
+    if behind is not None and abs(behind) > 0.2:
+        return f"the policy is {behind:.3f} nats per token away from what generated the rows (rollout_corr/kl)", fix
+    return None
 
 
 @detector
@@ -203,6 +212,44 @@ def scoring_fails(course: Course) -> tuple[str, str] | None:
     return None
 
 
+@detector
+def loss_jumps(course: Course) -> tuple[str, str] | None:
+    losses = course.both("train/loss")
+    if losses and losses[1] > 2 * losses[0] and losses[1] > losses[0] + 0.3:
+        return (
+            f"the training loss has jumped from {losses[0]:.3f} to {losses[1]:.3f}",
+            "Look at train/grad_norm and at the rows of these steps: lower the learning rate, or warm up for longer.",
+        )
+    return None
+
+
+@detector
+def held_out_rises(course: Course) -> tuple[str, str] | None:
+    values = course.held_out
+    last = values[-_RISES - 1 :]
+    if len(last) > _RISES and all(a < b for a, b in pairwise(last)) and last[-1] > 1.02 * min(values):
+        return (
+            f"the held-out loss has risen {_RISES} validations in a row, from {last[0]:.3f} to {last[-1]:.3f}",
+            "The model learns its training rows by heart: stop here, take fewer epochs, or use more data.",
+        )
+    return None
+
+
+@detector
+def preferences_lost(course: Course) -> tuple[str, str] | None:
+    right, margin = course.both("train/accuracy"), course.both("train/margin")
+    if right and right[0] > 0.6 and right[1] < right[0] - 0.2:
+        seen = f"the chosen answer is preferred in {right[1]:.0%} of the pairs, {right[0]:.0%} before"
+    elif margin and margin[0] > 0 > margin[1]:
+        seen = f"the margin between chosen and rejected has fallen from {margin[0]:.3f} to {margin[1]:.3f}"
+    else:
+        return None
+    return (
+        seen,
+        "Look at the newest pairs: are some of them the wrong way round? Lower the learning rate, or raise dpo.beta.",
+    )
+
+
 class Alarms:
     """Applies the detectors to one step after the other.
 
@@ -211,7 +258,12 @@ class Alarms:
     """
 
     def __init__(self, lines: Iterable[Mapping[str, float | None]] = ()) -> None:
-        self._lines: deque[Mapping[str, float | None]] = deque((x for x in lines if x["step"]), maxlen=WINDOW)
+        self._lines: deque[Mapping[str, float | None]] = deque(maxlen=WINDOW)
+        self._held_out: deque[float] = deque(maxlen=VALIDATIONS)
+        for line in lines:
+            if line["step"]:
+                self._lines.append(line)
+                self._note_validation(line)
         self.raised: list[Alarm] = []
         """Those that the newest step raised and the step before it had not."""
 
@@ -221,7 +273,8 @@ class Alarms:
         if step == 0:
             return {}
         before = self._lines[-1] if self._lines else {}
-        course = Course([*self._lines, metrics])
+        self._note_validation(metrics)
+        course = Course([*self._lines, metrics], tuple(self._held_out))
         holding: dict[str, float | None] = {}
         for name, detect in DETECTORS.items():
             if seen := detect(course):
@@ -230,3 +283,7 @@ class Alarms:
                     self.raised.append(Alarm(name, *seen))
         self._lines.append({**metrics, **holding})
         return holding
+
+    def _note_validation(self, line: Mapping[str, float | None]) -> None:
+        if (loss := line.get("val/loss")) is not None:
+            self._held_out.append(loss)

@@ -144,7 +144,9 @@ CRITIC: dict[str, Metric] = {
 LENGTHS: dict[str, Metric] = {
     **_statistics("response_length", "length of a response", "tokens", ".1f", label="length"),
     "response_length/clip_ratio": Metric("responses cut off at data.max_response_length", "share", ".1%", "cut off"),
-    "response/repetitive": Metric("responses whose last 64 tokens repeat themselves", "share", ".1%"),
+    "response/repetitive": Metric(
+        "responses that end in a loop: up to 128 tokens, three times or more", "share", ".1%"
+    ),
     **_statistics("prompt_length", "length of a prompt", "tokens", ".1f"),
     "response_length/filtered": Metric("responses left out by algorithm.overlong_filter", "share", ".1%"),
     "prompt_length/clip_ratio": Metric("prompts of length data.max_prompt_length", "share", ".1%"),

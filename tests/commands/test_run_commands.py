@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -301,6 +302,83 @@ def test_dash_beyond_this_machine_has_a_token_in_its_address(root: Path) -> None
     finally:
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "99999"], "--port 99999 is no port"),
+        (["--port", "-1"], "--port -1 is no port"),
+        (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid:8020"),
+    ],
+)
+def test_dash_says_what_is_wrong_with_its_address(
+    root: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run(["dash", "--no-browser", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as listener:
+            listener.bind(("::", 0))
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
+def test_dash_puts_an_address_of_colons_in_brackets_and_its_token_opens_the_page(root: Path) -> None:
+    command = [sys.executable, "-m", "quadriga", "dash", "--no-browser", "--host", "::", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root.parent)
+    try:
+        assert server.stdout is not None
+        port, token = re.search(r":(\d+)/\?token=(\S+)", server.stdout.readline()).groups()  # type: ignore[union-attr]
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"http://127.0.0.1:{port}/?token={token}", timeout=20) as answer:
+            assert "Quadriga" in answer.read().decode()
+            assert "token" not in answer.url, "it does not stay in the address"
+        with opener.open(f"http://127.0.0.1:{port}/api/runs", timeout=20) as answer:
+            assert len(json.loads(answer.read())["rows"]) == 2
+        other = urllib.request.Request(f"http://127.0.0.1:{port}/api/runs", headers={"cookie": "quadriga_token=guess"})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(other, timeout=20)
+    finally:
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+    command[-3] = "::ffff:127.0.0.1"
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root.parent)
+    try:
+        assert shown.stdout is not None
+        assert re.search(r"http://\[::ffff:127.0.0.1\]:\d+/\?token=", shown.stdout.readline())
+    finally:
+        os.kill(shown.pid, signal.SIGKILL)
+        shown.wait()
+
+
+def test_of_many_runs_only_those_that_are_listed_are_read(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(8):
+        write_run(root / f"more{k}", steps=2)
+    read: list[str] = []
+    spark = Run.spark_line
+    monkeypatch.setattr(Run, "spark_line", lambda seen: read.append(seen.name) or spark(seen))  # type: ignore[func-returns-value]
+    assert run(["runs", "--limit", "3"]) == 0
+    assert len(read) == 3
+    assert "7 more; --limit shows them" in capsys.readouterr().out
+
+
+def test_runs_of_the_same_name_in_several_folders_are_told_apart(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(root.parent / "other" / "p" / "good")
+    assert run(["runs", "--root", str(root), "--root", str(root.parent / "other"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert sorted(Path(row["folder"]).parts[-3] for row in rows if row["name"] == "p/good") == ["other", "outputs"]
+    assert run(["runs", "--root", str(root), "--root", str(root.parent / "other")]) == 0
+    assert "other/p/good" in capsys.readouterr().out.replace("\n", "").replace(" ", "")
 
 
 def test_dash_exports_one_file(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

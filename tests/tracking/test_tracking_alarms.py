@@ -24,6 +24,9 @@ CALM = {
     "actor/skipped": 0.0,
     "reward/errors": 0.0,
     "reward/timeouts": 0.0,
+    "train/loss": 0.6,
+    "train/accuracy": 0.8,
+    "train/margin": 0.5,
 }
 TROUBLE: dict[str, dict[str, float | None]] = {
     "length_collapse": {"response_length/mean": 20.0},
@@ -37,7 +40,16 @@ TROUBLE: dict[str, dict[str, float | None]] = {
     "clip_share": {"actor/pg_clipfrac": 0.5},
     "not_finite": {"actor/grad_norm": None},
     "scoring_fails": {"reward/errors": 0.3},
+    "loss_jumps": {"train/loss": 2.5},
+    "preferences_lost": {"train/accuracy": 0.45},
 }
+OTHER_TROUBLE: list[tuple[str, dict[str, float | None], dict[str, float | None]]] = [
+    ("kl_run_away", {"actor/reward_kl_penalty": 0.01}, {"actor/reward_kl_penalty": 0.9}),
+    ("kl_run_away", {"rollout_corr/kl": 0.001}, {"rollout_corr/kl": 0.4}),
+    ("kl_run_away", {}, {"actor/ppo_kl": -0.5}),
+    ("preferences_lost", {}, {"train/margin": -0.2}),
+]
+"""Detector, what is calm besides, what is trouble."""
 
 
 def steps(alarms: Alarms, start: int, count: int, **changes: Any) -> list[set[str]]:
@@ -49,7 +61,7 @@ def steps(alarms: Alarms, start: int, count: int, **changes: Any) -> list[set[st
 
 
 def test_every_detector_has_a_case_here_and_a_row_in_the_docs() -> None:
-    assert set(TROUBLE) == set(DETECTORS)
+    assert {*TROUBLE, "held_out_rises"} == set(DETECTORS)
     page = (Path(__file__).resolve().parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
     assert [name for name in DETECTORS if f"| `{name}` |" not in page] == []
 
@@ -61,6 +73,24 @@ def test_a_detector_fires_on_its_trouble_and_on_no_other_and_ends_with_it(name: 
     held = steps(alarms, 31, 8, **TROUBLE[name])
     assert held[-1] == {name}
     assert steps(alarms, 39, 12)[-1] == set()
+
+
+@pytest.mark.parametrize(("name", "calm", "trouble"), OTHER_TROUBLE)
+def test_a_detector_sees_its_trouble_wherever_it_shows(
+    name: str, calm: dict[str, Any], trouble: dict[str, Any]
+) -> None:
+    alarms = Alarms()
+    assert steps(alarms, 1, 30, **calm) == [set()] * 30
+    assert steps(alarms, 31, 8, **calm | trouble)[-1] == {name}
+
+
+def test_a_held_out_loss_that_rises_is_seen_however_far_apart_the_validations_are() -> None:
+    alarms, held = Alarms(), []
+    for k, loss in enumerate((1.0, 0.7, 0.6, 0.605, 0.65, 0.7, 0.6)):
+        held += steps(alarms, 1 + 100 * k, 99) + steps(alarms, 100 + 100 * k, 1, **{"val/loss": loss})
+    rises = [step for step, found in enumerate(held, 1) if found == {"held_out_rises"}]
+    assert rises == list(range(600, 700)), "from the third rise to the next fall"
+    assert not any(steps(Alarms(), 1, 50, **{"val/loss": 0.5}))
 
 
 def test_an_alarm_is_raised_once_with_what_was_seen_and_where_to_look() -> None:
@@ -97,6 +127,36 @@ def test_a_resumed_run_raises_the_same_alarms_at_the_same_steps() -> None:
     resumed = Alarms(lines)
     assert [resumed.metrics_of(line["step"], line) for line in course[35:]] == expected[35:]
     assert expected[-1] == {"alarm/entropy_cliff": 1.0}
+
+
+def repetitive(*rows: list[int]) -> list[bool]:
+    """Which of these responses is said to end in a loop."""
+    width = max(map(len, rows))
+    found = []
+    for row in rows:
+        responses, mask = torch.zeros(1, width, dtype=torch.long), torch.zeros(1, width, dtype=torch.long)
+        responses[0, : len(row)], mask[0, : len(row)] = torch.tensor(row), 1
+        batch = {"responses": responses, "response_mask": mask, "token_level_scores": torch.zeros(1, width)}
+        found.append(warning_signs(batch, ["a"])["response/repetitive"] == 1.0)
+    return found
+
+
+def test_loops_of_words_sentences_and_paragraphs_are_seen_and_ordinary_text_is_not() -> None:
+    draw = torch.Generator().manual_seed(1)
+
+    def words(count: int, of: int = 5000) -> list[int]:
+        return torch.randint(1, of, (count,), generator=draw).tolist()
+
+    sentence, paragraph, lead = words(40), words(120), words(300)
+    stumbling = sentence * 5
+    stumbling[::90] = [0] * len(stumbling[::90])
+    assert repetitive(words(1) * 80, lead + sentence * 5, lead + paragraph * 3, stumbling) == [True] * 4
+    twice = lead + paragraph * 2
+    ended = lead + sentence * 5 + words(30)
+    table = [token for k in range(60) for token in (7, 8, 1000 + k, 8, 2000 + 3 * k, 7, 9)]
+    numbers = [token for k in range(200) for token in (3000 + k, 11)]
+    few_words = words(500, of=30)
+    assert repetitive(twice, ended, table, numbers, few_words, words(600), sentence) == [False] * 7
 
 
 def test_warning_signs_of_a_batch() -> None:

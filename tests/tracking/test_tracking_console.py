@@ -10,6 +10,7 @@ from rich.console import Console
 
 from quadriga.tracking import EventLog
 from quadriga.tracking.console import LiveView
+from quadriga.tracking.durations import in_words
 from quadriga.tracking.run_state import RunState, sparkline
 
 
@@ -140,6 +141,11 @@ def test_a_phase_that_takes_far_longer_than_usual_is_marked() -> None:
     assert "usually" not in panel_text(view)
     clock.seconds = 1024
     assert "gen 20 s (usually 0.6 s)" in panel_text(view)
+
+
+def test_durations_in_words_go_from_parts_of_a_second_to_days() -> None:
+    seconds = (0.42, 42, 91, 3 * 3600 + 7 * 60, 47 * 3600, 12 * 86400 + 4 * 3600)
+    assert [in_words(s) for s in seconds] == ["0.42 s", "42 s", "1 min 31 s", "3 h 07 min", "47 h 00 min", "12 d 4 h"]
 
 
 def test_the_panel_can_be_drawn_before_anything_has_happened_and_after_the_end() -> None:

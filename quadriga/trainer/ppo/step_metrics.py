@@ -36,8 +36,9 @@ def batch_metrics(tensors: Mapping[str, torch.Tensor], max_response_length: int)
     return metrics
 
 
-LOOP_TOKENS, LONGEST_LOOP = 64, 16
-"""A response is repetitive whose last `LOOP_TOKENS` tokens nearly all equal those up to `LONGEST_LOOP` places earlier."""
+LOOP_TOKENS, LONGEST_LOOP, REPEATS = 64, 128, 3
+"""A response is repetitive that ends in up to `LONGEST_LOOP` tokens said over and over: `REPEATS` times, and over `LOOP_TOKENS`
+tokens, at least. A token in twenty may differ."""
 
 
 def warning_signs(tensors: Mapping[str, torch.Tensor], group_ids: Sequence[str] | np.ndarray) -> dict[str, float]:
@@ -66,15 +67,24 @@ def warning_signs(tensors: Mapping[str, torch.Tensor], group_ids: Sequence[str] 
 
 
 def _ends_in_a_loop(responses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`[B]`: rows of at least `LOOP_TOKENS` tokens whose end repeats with some short period. Looks at the ends alone."""
+    """`[B]`: rows whose end repeats with some period. Looks at the ends alone."""
     positions = torch.arange(mask.shape[1]).expand_as(mask)
-    last = torch.where(mask, positions, -1).amax(1)  # an observation may follow what the policy wrote
-    places = last[:, None] - torch.arange(LOOP_TOKENS - 1, -1, -1)
+    lengths = torch.where(mask, positions, -1).amax(1) + 1  # an observation may follow what the policy wrote
+    seen = min(REPEATS * LONGEST_LOOP, mask.shape[1])
+    places = lengths[:, None] - torch.arange(seen, 0, -1)
     tail = responses.gather(1, places.clamp(min=0))
     found = torch.zeros(len(responses), dtype=torch.bool)
     for period in range(1, LONGEST_LOOP + 1):
-        found |= (tail[:, period:] == tail[:, :-period]).double().mean(1) > 0.95
-    return found & (last + 1 >= LOOP_TOKENS)
+        window = max(LOOP_TOKENS, REPEATS * period)
+        if window > seen:
+            break
+        # Few rows agree with themselves in their last tokens: the whole window is compared of those alone.
+        agrees = (tail[:, -8:] == tail[:, -8 - period : seen - period]).sum(1) >= 6
+        rows = (agrees & ~found & (lengths >= window)).nonzero()[:, 0]
+        if len(rows):
+            end = tail[rows, seen - window :]
+            found[rows] = (end[:, period:] == end[:, :-period]).float().mean(1) > 0.95
+    return found
 
 
 def throughput(metrics: dict[str, float], step_s: float, workers: int = 1) -> dict[str, float]:
