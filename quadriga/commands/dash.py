@@ -57,7 +57,7 @@ def _listener(host: str, port: int | None) -> socket.socket:
     if port is not None and not 0 <= port <= 65535:
         raise ConfigError(f"--port {port} is no port", "give a number from 1 to 65535, or 0 for a free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    problem: OSError | None = None
+    problem: Exception | None = None
     for candidate in (PORT, 0) if port is None else (port,):
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

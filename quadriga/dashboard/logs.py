@@ -16,7 +16,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 def log_files(run: Run) -> list[dict[str, Any]]:
     """The files of logs/ by name, with their size and when they were last written to; empty ones are left out."""
-    found = []
+    found: list[dict[str, Any]] = []
     try:
         with os.scandir(run.path / "logs") as entries:
             for entry in entries:

@@ -89,9 +89,9 @@ class Table:
         self.ends = step, tokens + _tokens(line), time
         self.seen += 1
         if (self.seen - 1) % self.every:
-            for name, column in self.columns.items():
+            for name, kept in self.columns.items():
                 known = finite(line.get(name))
-                column.last = column.last if known is None else known
+                kept.last = kept.last if known is None else known
             return
         number = len(self.axes["step"])
         for axis, value in zip(X_AXES, self.ends):

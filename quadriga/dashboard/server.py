@@ -299,6 +299,7 @@ def _words(row: dict[str, Any]) -> str:
 
 def _sorted(rows: list[tuple[Run, dict[str, Any]]], by: str, down: bool) -> list[tuple[Run, dict[str, Any]]]:
     """In order of a column, or of the newest value of a metric (`metric <name>`); those without a value at the end."""
+    values: list[Any]
     if by.startswith("metric "):
         values = [run.newest_of(by.removeprefix("metric ")) for run, _ in rows]
     else:

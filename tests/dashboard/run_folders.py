@@ -49,7 +49,7 @@ def metrics_line(step: int, steps: int, level: float, when: float) -> dict[str, 
     return line | ({"val/arithmetic/acc/mean@1": score} if step % 10 == 0 else {})
 
 
-def write_status(folder: Path, **changes: Any) -> None:
+def write_status(folder: Path, /, **changes: Any) -> None:
     about = {
         "format": 1,
         "kind": "train",

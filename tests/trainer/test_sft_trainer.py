@@ -74,7 +74,7 @@ def test_a_run_leaves_what_a_viewer_needs(job, tmp_path, capsys):
     learnt = [value for value, mask in zip(tokens["trainer_log_probs"], tokens["mask"]) if mask]
     assert -sum(learnt) / len(learnt) == pytest.approx(sample["extras"]["loss"], abs=1e-3)
     assert "Loss" in (tmp_path / "run" / "summary.html").read_text()
-    assert Timelines().steps(run) == [1, 2, 3, 4, 5, 6]
+    assert Timelines().steps(run)["steps"] == [1, 2, 3, 4, 5, 6]
 
 
 def test_without_validation_files_examples_of_the_training_are_kept(job, tmp_path):
