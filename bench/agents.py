@@ -59,7 +59,7 @@ def measure(episodes: int, turns: int, tool_s: float, slots: int, hidden: int, l
     from quadriga.agents.pool import EpisodePool, Start
     from quadriga.agents.process import AgentJob
     from quadriga.agents.recorder import Limits
-    from quadriga.config.schema_models import AgentConfig, MultiTurnConfig
+    from quadriga.config.schema_rollout import AgentConfig, MultiTurnConfig
     from quadriga.models.load import load_tokenizer
     from quadriga.rollout import Request, SamplingParams, create_engine
     from quadriga.rollout.router import Router

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from shapes import MATRIX_RATE, make_model, parameters, train_flops
 
-from quadriga.config.schema_models import ActorConfig, OptimConfig
+from quadriga.config.schema_models import OptimConfig
+from quadriga.config.schema_roles import ActorConfig
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.exact import set_exact

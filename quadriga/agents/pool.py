@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from quadriga.agents.episode import CRASHED, ERROR, FAILED, STUCK, Call, Episode, rows_of_calls
 from quadriga.agents.process import CANCELLED, AgentJob
-from quadriga.config.schema_models import AgentConfig
+from quadriga.config.schema_rollout import AgentConfig
 from quadriga.errors import ConfigError, QuadrigaError, WorkerError
 from quadriga.rewards.nursery import Nursery
 from quadriga.rewards.worker import READ_BYTES, Frames, Garbled, frame

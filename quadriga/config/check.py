@@ -16,7 +16,6 @@ from quadriga.config.needs import (
     need_reward_model,
     uses_token_budget,
 )
-from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.parallel import SEQUENCE_KEY, report_parallel
 from quadriga.config.placement import placement_of
 from quadriga.config.profiling import report_profiling
@@ -27,6 +26,7 @@ from quadriga.config.typed import Problems
 from quadriga.config.vllm_arguments import report_vllm
 from quadriga.errors import ConfigError
 
+LOWEST_TEMPERATURE = 0.01
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
 
@@ -36,7 +36,6 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
     Args:
         set_by_user: dotted keys with another value than the one they would have by themselves.
     """
-    report_values_without_effect(config, set_by_user, problems)
     try:
         placement_of(config)
         check_distillation(config)
@@ -164,6 +163,11 @@ def _sampling(config: Config, problems: Problems) -> None:
             problems.add(
                 f"{name}.do_sample=True needs {name}.temperature above 0",
                 f"set {name}.temperature=1.0, or {name}.do_sample=False for greedy decoding",
+            )
+        if sampling.do_sample and 0 < sampling.temperature < LOWEST_TEMPERATURE:
+            problems.add(
+                f"{name}.temperature={sampling.temperature} divides the logits beyond what numbers can hold",
+                f"set {LOWEST_TEMPERATURE} or more, or {name}.do_sample=False for greedy decoding",
             )
         if sampling.top_k == 0:
             problems.add(f"{name}.top_k=0 keeps no token", f"set {name}.top_k=-1 for all tokens")

@@ -19,6 +19,7 @@ from quadriga.config.changes import follows_another_key, keys_set, value_at
 from quadriga.config.check import check
 from quadriga.config.command_line import CONFIG_DIR, compose_from_arguments, compose_screened, readable_overrides
 from quadriga.config.key_problems import HYDRA_ONLY, report_unknown, report_wrong_value
+from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config
 from quadriga.config.supervised_check import check_supervised
@@ -74,6 +75,7 @@ def find_problems(
     if getattr(model, "lora_adapter_path", None):
         take_adapter(model, section, problems)
     of_the_whole = Problems()
+    report_values_without_effect(config, set_by_user, of_the_whole)
     if schema is Config:
         check(config, set_by_user, of_the_whole)
     else:

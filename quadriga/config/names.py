@@ -40,6 +40,9 @@ ADV_ESTIMATORS = (
     "gigpo",
     *TOKEN_BASELINES,
 )
+DIVIDED_BY_DEVIATION = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gigpo")
+"""They can divide by the deviation of the group's scores."""
+
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 """They treat tokens that were chosen from the whole mini-batch in a way of their own."""
 

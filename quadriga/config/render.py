@@ -27,7 +27,7 @@ BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 HEADER = """\
 # Every key of a PPO-family run with its default. Written by `python -m quadriga.config.render`; the truth is
-# quadriga/config/schema.py.
+# quadriga/config/schema*.py.
 #
 # A *prompt* is one row of the dataset; a *row* is one response to it. "per GPU" means per worker process, also on a
 # machine without GPUs. ${a.b} follows another key until you set it. Set keys on the command line
@@ -63,7 +63,7 @@ def render_yaml(schema: type = Config) -> str:
     name = config_file(schema).stem.removesuffix("_trainer")
     lines = [(HEADER if schema is Config else SUPERVISED_HEADER.format(name=name)).rstrip()]
     for declared in fields(schema):
-        lines += ["", f"# ---- {declared.name}: {spec_of(declared).doc}", f"{declared.name}:"]
+        lines += ["", *_wrapped(f"# ---- {declared.name}: {_comment(spec_of(declared))}"), f"{declared.name}:"]
         lines += _yaml_lines(getattr(schema(), declared.name), 1)
     return "\n".join(lines) + "\n" + HYDRA
 
@@ -71,27 +71,39 @@ def render_yaml(schema: type = Config) -> str:
 def _yaml_lines(section: Any, depth: int) -> Iterator[str]:
     indent = "  " * depth
     for declared in fields(section):
-        value, spec = getattr(section, declared.name), spec_of(declared)
-        if is_dataclass(value):
-            yield f"{indent}{declared.name}:".ljust(COMMENT_COLUMN) + f"  # {spec.doc}"
-            yield from _yaml_lines(value, depth + 1)
-            continue
-        setting, comment = f"{indent}{declared.name}: {_yaml_value(value)}", f"# {_comment(spec)}"
+        value, comment = getattr(section, declared.name), f"# {_comment(spec_of(declared))}"
+        setting = f"{indent}{declared.name}:" + ("" if is_dataclass(value) else f" {_yaml_value(value)}")
         beside = f"{setting.ljust(COMMENT_COLUMN)}  {comment}"
-        if len(beside) <= WIDTH:
-            yield beside
-        else:
-            yield from textwrap.wrap(
-                comment, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}# ", break_on_hyphens=False
-            )
-            yield setting
+        yield from [beside] if len(beside) <= WIDTH else [*_wrapped(comment, indent), setting]
+        if is_dataclass(value):
+            yield from _yaml_lines(value, depth + 1)
 
 
-def _comment(spec: KeySpec) -> str:
-    """`[unit] meaning; choices`: the unit where the meaning does not name it, choices where there are several."""
+def _wrapped(comment: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(comment, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}# ", break_on_hyphens=False)
+
+
+def _comment(spec: KeySpec, quote: str = "") -> str:
+    """`[unit] meaning; choices; only if`: the unit where the meaning does not name it, choices where there are several."""
     unit = f"[{spec.unit}] " if spec.unit and spec.unit not in re.findall(r"\w+", spec.doc) else ""
     choices = f"; {spec.describe_choices()}" if spec.choices and (len(spec.choices) > 1 or spec.own) else ""
-    return f"{unit}{spec.doc}{choices}"
+    return f"{unit}{spec.doc}{choices}{_condition(spec, quote)}"
+
+
+def _condition(spec: KeySpec, quote: str) -> str:
+    """`only_if` in words: `; only if use_kl_loss is True`."""
+    if not spec.only_if:
+        return ""
+    clauses = [[_atom(atom, quote) for atom in clause.split(" or ")] for clause in spec.only_if.split(" and ")]
+    return "; only if " + ", and ".join(" or ".join(clause) for clause in clauses)
+
+
+def _atom(text: str, quote: str) -> str:
+    key, equals, values = text.lstrip(".").partition("=")
+    if not equals:
+        return f"{quote}{key}{quote} is set"
+    names = " or ".join(f"{quote}{value}{quote}" for value in values.split("|"))
+    return f"{quote}{key.removesuffix('!')}{quote} is {'not ' if key.endswith('!') else ''}{names}"
 
 
 def _yaml_value(value: Any) -> str:
@@ -130,7 +142,7 @@ def _markdown_lines(path: str, instance: Any) -> Iterator[str]:
         yield "|---|---|---|---|"
         for declared in keys:
             hint, default = hints_of(cls)[declared.name], _yaml_value(getattr(instance, declared.name))
-            meaning = _comment(spec_of(declared)).replace("|", "\\|")
+            meaning = _comment(spec_of(declared), "`").replace("|", "\\|")
             yield f"| `{declared.name}` | {type_in_words(hint)} | `{default}` | {meaning} |"
         yield ""
     for declared in fields(cls):
@@ -138,7 +150,8 @@ def _markdown_lines(path: str, instance: Any) -> Iterator[str]:
             inner = f"{path}.{declared.name}".lstrip(".")
             yield f"### `{inner}`"
             yield ""
-            yield f"{spec_of(declared).doc[0].upper()}{spec_of(declared).doc[1:]}."
+            doc = spec_of(declared).doc
+            yield f"{doc[0].upper()}{doc[1:]}{_condition(spec_of(declared), '`')}."
             yield ""
             yield from _markdown_lines(inner, getattr(instance, declared.name))
 

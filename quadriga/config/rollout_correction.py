@@ -9,7 +9,7 @@ import math
 from itertools import product
 from typing import NamedTuple
 
-from quadriga.config.schema import RolloutCorrectionConfig
+from quadriga.config.schema_algorithm import RolloutCorrectionConfig
 from quadriga.config.typed import Problems
 from quadriga.errors import ConfigError
 

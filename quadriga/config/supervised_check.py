@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quadriga.config.run_name import name_problems
-from quadriga.config.supervised_schema import DPOConfig, SFTConfig
+from quadriga.config.supervised_schema import SFTConfig
 from quadriga.config.typed import Problems
 
 
@@ -21,8 +21,6 @@ def check_supervised(config: Any, problems: Problems) -> None:
         _check_sft(config, problems)
     elif config.model.partial_pretrain is None:
         problems.add("model.partial_pretrain is not set", "set it to the model to start from: a folder or a hub name")
-    if isinstance(config, DPOConfig) and config.dpo.loss_type != "sigmoid" and config.dpo.label_smoothing > 0:
-        problems.add("dpo.label_smoothing has no effect but with dpo.loss_type=sigmoid", "remove it")
     for name, most in (("train", data.train_max_samples), ("val", data.val_max_samples)):
         if most == 0:
             problems.add(f"data.{name}_max_samples=0 leaves no rows", f"set data.{name}_max_samples=-1 for all rows")
@@ -65,8 +63,3 @@ def _check_sft(config: SFTConfig, problems: Problems) -> None:
         problems.add("a LoRA adapter on random weights learns nothing of use", "set model.lora_rank=0")
     if data.multiturn.enable and data.messages_key is None:
         data.messages_key = data.multiturn.messages_key
-    elif not data.multiturn.enable and data.multiturn.messages_key != type(data.multiturn)().messages_key:
-        problems.add(
-            "data.multiturn.messages_key has no effect without data.multiturn.enable=True",
-            f"write data.messages_key={data.multiturn.messages_key}",
-        )

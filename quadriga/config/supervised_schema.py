@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quadriga.config.fields import LONGEST, key, section
+from quadriga.config.fields import LARGEST_SEED, LONGEST, LONGEST_S, key, section
 from quadriga.config.names import DPO_LOSSES, METRIC_SINKS, OPTIMISERS
-from quadriga.config.schema_models import FSDPConfig
+from quadriga.config.schema_models import WITH_LORA, FSDPConfig
 
 
 @dataclass
@@ -40,7 +40,9 @@ class ExampleDataConfig:
         choices=("error", "skip"),
     )
     shuffle: bool = key(True, "visit the rows of an epoch in an order drawn from (seed, epoch)")
-    seed: int = key("${trainer.seed}", "seed of the row order", at_least=0)
+    seed: int = key(
+        "${trainer.seed}", "seed of the row order", at_least=0, at_most=LARGEST_SEED, only_if=".shuffle=True"
+    )
     chat_template: str | None = key(None, "Jinja template, or a file with one, instead of the tokenizer's own")
     apply_chat_template_kwargs: dict[str, Any] = key({}, "extra arguments of the chat template, e.g. enable_thinking")
 
@@ -48,7 +50,7 @@ class ExampleDataConfig:
 @dataclass
 class MultiTurnConfig:
     enable: bool = key(False, "rows are conversations, in the column messages_key")
-    messages_key: str = key("messages", "that column, unless data.messages_key names one")
+    messages_key: str = key("messages", "that column, unless data.messages_key names one", only_if=".enable=True")
 
 
 @dataclass
@@ -95,9 +97,11 @@ class StartModelConfig:
 @dataclass
 class PolicyModelConfig(StartModelConfig):
     lora_rank: int = key(0, "rank of a LoRA adapter; 0: train all weights", at_least=0, at_most=8192)
-    lora_alpha: int = key(16, "LoRA scale", at_least=1)
-    target_modules: str | list[str] = key("all-linear", "modules that get an adapter")
-    exclude_modules: str | list[str] | None = key(None, "modules among them that get none; a text is a pattern")
+    lora_alpha: int = key(16, "LoRA scale", at_least=1, only_if=WITH_LORA)
+    target_modules: str | list[str] = key("all-linear", "modules that get an adapter", only_if=WITH_LORA)
+    exclude_modules: str | list[str] | None = key(
+        None, "modules among them that get none; a text is a pattern", only_if=WITH_LORA
+    )
     lora_adapter_path: str | None = key(
         None, "folder of a LoRA adapter to start from, as peft writes it; its rank, alpha and modules hold"
     )
@@ -117,13 +121,15 @@ class SupervisedOptimConfig:
         "optimiser; adamw_8bit and adamw_bf16: AdamW with moments of 2 or 4 bytes a weight instead of 8, rounded at random",
         choices=OPTIMISERS,
     )
-    lr: float = key(1e-5, "peak learning rate", at_least=0)
+    lr: float = key(1e-5, "peak learning rate", at_least=0, at_most=100)
     betas: list[float] = key([0.9, 0.95], "AdamW betas")
     weight_decay: float = key(0.01, "AdamW weight decay", at_least=0)
     lr_warmup_steps_ratio: float = key(0.1, "linear warm-up as a share of all steps", at_least=0, at_most=1)
     lr_scheduler: str = key("cosine", "after the warm-up", choices=("cosine", "wsd", "linear", "constant"))
-    min_lr_ratio: float = key(0.0, "lowest learning rate as a share of lr", at_least=0, at_most=1)
-    clip_grad: float = key(1.0, "largest norm of the gradient", above=0)
+    min_lr_ratio: float = key(
+        0.0, "lowest learning rate as a share of lr", at_least=0, at_most=1, only_if=".lr_scheduler!=constant"
+    )
+    clip_grad: float = key(1.0, "largest norm of the gradient", at_least=1e-6)
 
 
 @dataclass
@@ -156,8 +162,13 @@ class SupervisedTrainerConfig:
     resume_from_path: str | None = key(None, "checkpoint folder for resume_mode=resume_path")
     steering: bool = key(False, "let `quadriga tell` save, validate, stop or change keys of the live run")
     log_freq: int = key(1, "print every so many steps; metrics.jsonl has them all", unit="steps", at_least=1)
-    seed: int = key(1, "seed of random weights, of new adapters and, by default, of the row order", at_least=0)
-    nccl_timeout: int = key(600, "a collective may take so long", unit="s", at_least=1)
+    seed: int = key(
+        1,
+        "seed of random weights, of new adapters and, by default, of the row order",
+        at_least=0,
+        at_most=LARGEST_SEED,
+    )
+    nccl_timeout: int = key(600, "a collective may take so long", unit="s", at_least=1, at_most=LONGEST_S)
 
 
 @dataclass
@@ -182,10 +193,14 @@ class RMConfig:
 
 @dataclass
 class DPOLossConfig:
-    beta: float = key(0.1, "pull towards the reference, which is the model at the start", above=0)
+    beta: float = key(0.1, "pull towards the reference, which is the model at the start", at_least=1e-6)
     loss_type: str = key("sigmoid", "loss of a pair", choices=DPO_LOSSES)
     label_smoothing: float = key(
-        0.0, "share of preferences taken to be the wrong way round, below 0.5; sigmoid only", at_least=0, at_most=0.49
+        0.0,
+        "share of preferences taken to be the wrong way round, below 0.5",
+        at_least=0,
+        at_most=0.49,
+        only_if=".loss_type=sigmoid",
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, reduce
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from quadriga.config.fields import KeySpec, spec_of
+from quadriga.config.fields import LARGEST, KeySpec, spec_of
 from quadriga.errors import ConfigError
 from quadriga.registry import added_names
 
@@ -272,8 +272,11 @@ def _check_item(value: Any, spec: KeySpec, also: Collection[str]) -> None:
             raise ValueError(f"must be at least {_shown(spec.at_least)}")
         if spec.above is not None and value <= spec.above:
             raise ValueError(f"must be above {_shown(spec.above)}")
-        if spec.at_most is not None and value > spec.at_most:
-            raise ValueError(f"must be at most {_shown(spec.at_most)}")
+        at_most = LARGEST if spec.at_most is None else spec.at_most
+        if value > at_most:
+            raise ValueError(f"must be at most {_shown(at_most)}")
+        if value < -LARGEST:
+            raise ValueError(f"must be at least {_shown(-LARGEST)}")
 
 
 def _shown(bound: float) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quadriga.config.schema_models import AuxModelConfig, ModelConfig
+from quadriga.config.schema_models import ModelConfig, OtherModelConfig
 from quadriga.errors import ConfigError, DataError
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.outline import outline_of, sample_of, with_stand_ins
@@ -110,7 +110,9 @@ def outline_policy(config: ModelConfig) -> Any:
     return _outline(AutoModelForCausalLM, "a causal language model", source, model_config, config.trust_remote_code)
 
 
-def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None, shards: bool = False) -> ScalarModel:
+def load_value_model(
+    config: ModelConfig | OtherModelConfig, tokenizer: Any = None, shards: bool = False
+) -> ScalarModel:
     """The trunk of `config.path` and a new scalar head that starts at 0 (see `new_scalar_head`)."""
     from transformers import AutoModelForCausalLM
 
@@ -124,7 +126,9 @@ def load_value_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None
     return scorer.train()
 
 
-def load_reward_model(config: ModelConfig | AuxModelConfig, tokenizer: Any = None, shards: bool = False) -> ScalarModel:
+def load_reward_model(
+    config: ModelConfig | OtherModelConfig, tokenizer: Any = None, shards: bool = False
+) -> ScalarModel:
     """A sequence classifier with one label, frozen. DataError where the weights hold no head for it."""
     from transformers import AutoModelForSequenceClassification
 
@@ -197,7 +201,7 @@ class _Loaded:
 def _load(
     auto_class: Any,
     what: str,
-    config: ModelConfig | AuxModelConfig,
+    config: ModelConfig | OtherModelConfig,
     shards: bool,
     settings: dict[str, Any] | None = None,
 ) -> _Loaded:
@@ -243,7 +247,7 @@ def _outline(auto_class: Any, what: str, source: Path | str, model_config: Any, 
     return module
 
 
-def _read_config(config: ModelConfig | AuxModelConfig, what: str) -> tuple[Path | str, Any]:
+def _read_config(config: ModelConfig | OtherModelConfig, what: str) -> tuple[Path | str, Any]:
     """Where the model is, and its configuration with `override_config` applied."""
     from transformers import AutoConfig
 

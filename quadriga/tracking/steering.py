@@ -255,7 +255,7 @@ class Steering:
 
 def _no_effect(config: Any, command: Command) -> str:
     """Why the value would change nothing; "" where it does."""
-    if not isinstance(config, Config):
+    if type(config) not in (Config, *SCHEMAS.values()):
         return ""
     changed = deepcopy(config)
     _put(changed, command.key, command.value)

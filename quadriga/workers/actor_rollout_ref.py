@@ -70,7 +70,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
             # One process on a CPU generates with the training module itself; shards, float32 weights of a model that
             # computes in bfloat16, and generation while the weights change need a module of their own.
             on_cpu, in_step = self.device_name == "cpu", self.config.async_training.staleness == 0
-            offloads = cfg.actor.fsdp_config.param_offload
+            offloads = self.engine.offload.offloads_weights
             own = self.generates_with_module
             self.shares_weights = own and on_cpu and self.world_size == 1 and in_step and not offloads
             if self.set_size > 1:

@@ -14,8 +14,8 @@ from quadriga.algorithms.distillation import TOP_K_MODES, sampled_token_loss, to
 from quadriga.algorithms.policy_losses import LossAndMetrics
 from quadriga.algorithms.token_choice import off_policy_sequence_mask
 from quadriga.config.distillation import SELF, divergence_of
-from quadriga.config.schema import DistillationConfig
-from quadriga.config.schema_models import ActorConfig, CriticConfig
+from quadriga.config.schema_algorithm import DistillationConfig
+from quadriga.config.schema_roles import ActorConfig, CriticConfig
 from quadriga.engine.engine import BatchCounts, LossFunction
 
 TeacherLoss = Callable[[dict[str, Tensor], dict[str, Tensor], Aggregation], LossAndMetrics]

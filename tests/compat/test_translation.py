@@ -140,7 +140,7 @@ def test_what_hangs_on_a_switch_that_is_off_is_set_aside() -> None:
         assert row(translation, key)[0] == "set aside"
     assert row(translation, f"{ACTOR}.ppo_micro_batch_size_per_gpu") == (
         "set aside",
-        "passes are filled up to a token budget",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
     )
 
 

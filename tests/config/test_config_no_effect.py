@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from quadriga.config import Config
-from quadriga.config.no_effect import RULES, full_names
+from quadriga.config import Config, load_config
+from quadriga.config.no_effect import RULES, needs_of
+from quadriga.config.supervised_schema import SCHEMAS
+from quadriga.config.typed import all_keys, check_value
+from quadriga.errors import ConfigError
 
 Load = Callable[[dict[str, Any]], Config]
 Problem = Callable[[dict[str, Any]], str]
@@ -144,6 +147,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         REWARD_MODEL,
     ),
     ({f"{ROLLOUT}.top_p": 0.9}, {f"{ROLLOUT}.do_sample": False}, {}),
+    ({f"{ROLLOUT}.temperature": 0.9}, {f"{ROLLOUT}.do_sample": False}, {}),
     ({f"{VAL}.temperature": 0.7, f"{VAL}.top_p": 0.9}, {}, {f"{VAL}.do_sample": True, f"{VAL}.temperature": 1.0}),
     ({"data.seed": 7}, {"data.shuffle": False}, {}),
     ({"data.truncation": "left"}, {"data.filter_overlong_prompts": True}, {}),
@@ -159,6 +163,22 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({f"{ROLLOUT}.max_model_len": 2048}, {}, {f"{ROLLOUT}.name": "vllm"}),
     ({f"{ROLLOUT}.enable_chunked_prefill": False}, {}, {f"{ROLLOUT}.name": "vllm"}),
     ({"trainer.resume_from_path": "runs/1"}, {}, {"trainer.resume_mode": "resume_path"}),
+    ({f"{IS}": "token"}, {f"{CORRECTION}.bypass_mode": True}, {}),
+    ({f"{ROLLOUT}.engine_kwargs.vllm": {"block_size": 16}}, {}, {f"{ROLLOUT}.name": "vllm"}),
+    (
+        {f"{ACTOR}.fsdp_config.param_offload": True, f"{ACTOR}.fsdp_config.optimizer_offload": True},
+        {"trainer.device": "cpu"},
+        {},
+    ),
+    ({f"{REF}.fsdp_config.param_offload": True}, {"trainer.device": "cpu"}, {}),
+    ({"critic.fsdp_config.param_offload": True}, {"trainer.device": "cpu"}, {}),
+    (
+        {f"{ROLLOUT}.gpu_memory_utilization": 0.7, f"{ROLLOUT}.free_cache_engine": False},
+        {"trainer.device": "cpu"},
+        {"trainer.device": "cpu", f"{ROLLOUT}.name": "vllm"},
+    ),
+    ({f"{ROLLOUT}.enforce_eager": True}, {"trainer.device": "cpu"}, {}),
+    ({"critic.model.enable_gradient_checkpointing": True}, GRPO, {}),
 ]
 
 
@@ -175,11 +195,45 @@ def test_value_is_refused_exactly_when_it_has_no_effect(
     load({**keys, **works})
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_and_condition_has_a_case() -> None:
     tested = {path for keys, _, _ in CASES for path in keys}
     for rule in RULES:
-        patterns = full_names(rule.keys).split()
-        assert any(fnmatchcase(path, pattern) for path in tested for pattern in patterns), rule.keys
+        assert any(fnmatchcase(path, pattern) for path in tested for pattern in rule.keys.split()), rule.keys
+    covered = {need for path in tested for need in needs_of(Config).get(path, ())}
+    profiles = {need for path, needs in needs_of(Config).items() for need in needs if ".profiler." in path}
+    assert {need for needs in needs_of(Config).values() for need in needs} - covered - profiles == set()
+
+
+@pytest.mark.parametrize("schema", [Config, *SCHEMAS.values()])
+def test_conditions_ask_for_keys_and_values_that_there_are(schema: type) -> None:
+    keys = all_keys(schema)
+    for needs in needs_of(schema).values():
+        for atom in (atom for need in needs for atom in need.atoms):
+            for value in atom.values:
+                known = {"True": True, "False": False, "null": None}.get(value, value)
+                check_value(known, keys[atom.key].spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "message"),
+    [
+        ("dpo", {"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "dpo.loss_type=ipo"),
+        ("sft", {"data": {"multiturn": {"messages_key": "chat"}}}, "data.multiturn.enable=False"),
+        ("sft", {"model": {"lora_alpha": 32}}, "model.lora_rank=0 and model.lora_adapter_path=null"),
+        ("rm", {"optim": {"lr_scheduler": "constant", "min_lr_ratio": 0.1}}, "optim.lr_scheduler=constant"),
+        (
+            "sft",
+            {"trainer": {"device": "cpu"}, "model": {"fsdp_config": {"param_offload": True}}},
+            "trainer.device=cpu",
+        ),
+        ("dpo", {"data": {"shuffle": False, "seed": 3}}, "data.shuffle=False"),
+    ],
+)
+def test_supervised_runs_refuse_such_values_too(kind: str, keys: dict[str, Any], message: str) -> None:
+    needed = {"data": {"train_files": "rows.jsonl"}, "model": {"partial_pretrain": "some/model"}}
+    merged = {name: {**needed.get(name, {}), **keys.get(name, {})} for name in {**needed, **keys}}
+    with pytest.raises(ConfigError, match=f"no effect: {message}"):
+        load_config(merged, SCHEMAS[kind])
 
 
 @pytest.mark.parametrize(

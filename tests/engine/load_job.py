@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 import transformers
 from safetensors.torch import load_file, save_file
 
-from quadriga.config.schema_models import AuxModelConfig, FSDPConfig, ModelConfig
+from quadriga.config.schema_models import FSDPConfig, ModelConfig, OtherModelConfig
 from quadriga.engine import TrainingEngine
 from quadriga.engine.sharding import full, is_sharded
 from quadriga.errors import DataError
@@ -72,7 +72,7 @@ def models(folder: Path, shards: bool) -> dict[str, Any]:
         "frozen": load_policy(ModelConfig(path=path("tied")), None, False, shards),
         "adapter": load_policy(adapted, None, True, shards),
         "critic": load_value_model(ModelConfig(path=path("tied")), None, shards),
-        "scorer": load_reward_model(AuxModelConfig(path=path("scorer")), None, shards),
+        "scorer": load_reward_model(OtherModelConfig(path=path("scorer")), None, shards),
     }
 
 

@@ -190,8 +190,8 @@ def test_a_key_of_a_role_that_the_run_lacks_is_answered_not_obeyed(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "actor", "why"),
     [
-        ("actor.kl_loss_coef=0.5", {"use_kl_loss": False}, "the loss has no KL"),
-        ("actor.clip_ratio=0.3", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}, "replace it"),
+        ("actor.kl_loss_coef=0.5", {"use_kl_loss": False}, "use_kl_loss=False"),
+        ("actor.clip_ratio=0.3", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}, "clip_ratio_high=0.28"),
         ("critic.optim.lr=1e-3", {}, "there is no critic in this run"),
     ],
 )

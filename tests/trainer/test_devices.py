@@ -7,8 +7,9 @@ import torch
 from tiny_policy import write_task
 
 from quadriga.engine import TrainingEngine
-from quadriga.errors import QuadrigaError
+from quadriga.errors import ConfigError, QuadrigaError
 from quadriga.trainer.main_ppo import run_ppo
+from quadriga.workers import ActorRolloutRefWorker
 
 
 @pytest.fixture
@@ -30,8 +31,28 @@ def test_the_reference_keeps_its_weights_where_it_is_told_to(config, monkeypatch
     monkeypatch.setattr(TrainingEngine, "__init__", note)
     config["actor_rollout_ref"]["actor"]["use_kl_loss"] = True
     config["actor_rollout_ref"]["ref"] = {"fsdp_config": {"param_offload": True}}
+    del config["trainer"]["device"]
     run_ppo(config)
     assert made == {"actor": False, "ref": True}
+
+
+@pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="this machine has a device")
+def test_offloading_that_a_cpu_has_no_use_for_costs_it_no_second_model(config, monkeypatch):
+    """The same file serves a GPU, where these keys mean something."""
+    shared = []
+    start = ActorRolloutRefWorker.start_service
+
+    def note(self, module, tokenizer):
+        shared.append(module is self.engine.model.huggingface)
+        start(self, module, tokenizer)
+
+    monkeypatch.setattr(ActorRolloutRefWorker, "start_service", note)
+    config["actor_rollout_ref"]["actor"]["fsdp_config"] = {"param_offload": True, "optimizer_offload": True}
+    with pytest.raises(ConfigError, match=r"param_offload=True have no effect: trainer.device=cpu"):
+        run_ppo(config)
+    del config["trainer"]["device"]
+    run_ppo(config)
+    assert shared == [True]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")

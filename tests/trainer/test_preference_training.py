@@ -119,7 +119,7 @@ def test_the_reward_model_folder_loads_in_transformers_and_in_quadriga(job, tmp_
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from quadriga.commands.export import main as export
-    from quadriga.config.schema_models import AuxModelConfig
+    from quadriga.config.schema_models import OtherModelConfig
     from quadriga.engine import TrainingEngine
     from quadriga.models.load import load_reward_model
     from quadriga.protocol import DataProto
@@ -137,6 +137,6 @@ def test_the_reward_model_folder_loads_in_transformers_and_in_quadriga(job, tmp_
     batch = DataProto.from_dict(
         tensors={"input_ids": padded, "attention_mask": mask, "response_mask": mask[:, 1:].contiguous()}
     )
-    ours = TrainingEngine(load_reward_model(AuxModelConfig(path=str(folder), trust_remote_code=False)))
+    ours = TrainingEngine(load_reward_model(OtherModelConfig(path=str(folder), trust_remote_code=False)))
     assert ours.scores(batch, 1000).tolist() == pytest.approx(expected, abs=1e-4)
     assert expected[0] > expected[1]

@@ -11,8 +11,10 @@ from typing import Any
 
 from quadriga.compat.translation import translate
 from quadriga.config import load_config
-from quadriga.config import schema as _schema
+from quadriga.config import schema_algorithm as _algorithm
 from quadriga.config import schema_models as _models
+from quadriga.config import schema_roles as _roles
+from quadriga.config import schema_rollout as _rollout
 from quadriga.config.needs import need_critic, need_reference_policy
 
 __all__ = ["need_critic", "need_reference_policy", "omega_conf_to_dataclass", "validate_config"]
@@ -59,22 +61,22 @@ def _config(name: str, section: type) -> type:
     return type(name, (BaseConfig,), {"section": section, "__doc__": f"verl's {name}: {section.__name__} here."})
 
 
-ActorConfig = _config("ActorConfig", _models.ActorConfig)
-FSDPActorConfig = _config("FSDPActorConfig", _models.ActorConfig)
-CriticConfig = _config("CriticConfig", _models.CriticConfig)
-FSDPCriticConfig = _config("FSDPCriticConfig", _models.CriticConfig)
-RolloutConfig = _config("RolloutConfig", _models.RolloutConfig)
-SamplingConfig = _config("SamplingConfig", _models.ValKwargsConfig)
-PolicyLossConfig = _config("PolicyLossConfig", _models.PolicyLossConfig)
+ActorConfig = _config("ActorConfig", _roles.ActorConfig)
+FSDPActorConfig = _config("FSDPActorConfig", _roles.ActorConfig)
+CriticConfig = _config("CriticConfig", _roles.CriticConfig)
+FSDPCriticConfig = _config("FSDPCriticConfig", _roles.CriticConfig)
+RolloutConfig = _config("RolloutConfig", _rollout.RolloutConfig)
+SamplingConfig = _config("SamplingConfig", _rollout.ValKwargsConfig)
+PolicyLossConfig = _config("PolicyLossConfig", _roles.PolicyLossConfig)
 OptimizerConfig = _config("OptimizerConfig", _models.OptimConfig)
 FSDPOptimizerConfig = _config("FSDPOptimizerConfig", _models.OptimConfig)
 FSDPEngineConfig = _config("FSDPEngineConfig", _models.FSDPConfig)
 HFModelConfig = _config("HFModelConfig", _models.ModelConfig)
-RewardModelConfig = _config("RewardModelConfig", _models.RewardModelConfig)
-AlgoConfig = _config("AlgoConfig", _schema.AlgorithmConfig)
-KLControlConfig = _config("KLControlConfig", _schema.KLControlConfig)
-FilterGroupsConfig = _config("FilterGroupsConfig", _schema.FilterGroupsConfig)
-RolloutCorrectionConfig = _config("RolloutCorrectionConfig", _schema.RolloutCorrectionConfig)
+RewardModelConfig = _config("RewardModelConfig", _roles.RewardModelConfig)
+AlgoConfig = _config("AlgoConfig", _algorithm.AlgorithmConfig)
+KLControlConfig = _config("KLControlConfig", _algorithm.KLControlConfig)
+FilterGroupsConfig = _config("FilterGroupsConfig", _algorithm.FilterGroupsConfig)
+RolloutCorrectionConfig = _config("RolloutCorrectionConfig", _algorithm.RolloutCorrectionConfig)
 
 
 def omega_conf_to_dataclass(config: Any, dataclass_type: type | None = None) -> Any:

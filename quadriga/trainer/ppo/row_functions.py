@@ -17,7 +17,7 @@ from quadriga.algorithms.distillation import distillation_advantage
 from quadriga.algorithms.shaping import length_reward
 from quadriga.algorithms.token_choice import dropped_share, second_moment_mask
 from quadriga.config.distillation import divergence_of
-from quadriga.config.schema import AlgorithmConfig, DistillationConfig, RolloutCorrectionConfig
+from quadriga.config.schema_algorithm import AlgorithmConfig, DistillationConfig, RolloutCorrectionConfig
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.step_metrics import batch_metrics, warning_signs
