@@ -14,10 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from quadriga.config.key_problems import HYDRA_ONLY, report_unknown, report_wrong_value
+from quadriga.config.foreign_keys import carry_over, kind_of
+from quadriga.config.key_problems import HYDRA_ONLY, report_no_section, report_unknown, report_wrong_value
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SCHEMAS
-from quadriga.config.typed import Problems, all_keys, default_values, is_free_form, is_known
+from quadriga.config.typed import Problems, all_keys, all_sections, default_values, is_free_form, is_known
 from quadriga.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,6 +149,13 @@ def readable_overrides(arguments: list[str], schema: type, problems: Problems) -
             continue
         path = override.key_or_group
         is_for_hydra = path.split(".")[0] in HYDRA_ONLY or "/" in path or override.is_delete() or own_folder
+        is_single = not is_for_hydra and not override.is_sweep_override()
+        if is_single and path in all_sections(schema) and isinstance(override.value(), str):
+            if not carry_over(
+                path, override.value(), problems, schema, kind_of(schema)
+            ):  # else a group of verl's files
+                report_no_section(path, override.value(), problems, schema)
+            continue
         if is_for_hydra or (is_known(schema, path) and not override.is_add()):
             kept.append(argument)
         elif is_known(schema, path) or is_free_form(schema, path):

@@ -37,6 +37,16 @@ def report_unknown(path: str, value: Any, problems: Problems, schema: type = Con
         problems.add(f"unknown key {path}", fix, doubtful=near)
 
 
+def report_no_section(path: str, value: Any, problems: Problems, schema: type = Config) -> None:
+    """Note that a section is given a value."""
+    own = [key.removeprefix(f"{path}.").split(".")[0] for key in all_keys(schema) if key.startswith(f"{path}.")]
+    problems.add(
+        f"{path} must be a section with keys, got {value!r}",
+        f"write {path}.<key>=<value>; its keys: {', '.join(dict.fromkeys(own))}",
+        doubtful=[f"{path}."],
+    )
+
+
 def report_wrong_value(path: str, value: Any, error: ValueError, problems: Problems, schema: type = Config) -> None:
     """Note that a known key has a value of the wrong type or out of bounds."""
     spec = all_keys(schema)[path].spec

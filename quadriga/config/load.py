@@ -18,7 +18,7 @@ from quadriga.config.adapter_folder import take_adapter
 from quadriga.config.changes import follows_another_key, keys_set, value_at
 from quadriga.config.check import check
 from quadriga.config.command_line import CONFIG_DIR, compose_from_arguments, compose_screened, readable_overrides
-from quadriga.config.key_problems import HYDRA_ONLY, report_unknown, report_wrong_value
+from quadriga.config.key_problems import HYDRA_ONLY, report_no_section, report_unknown, report_wrong_value
 from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config
@@ -171,11 +171,7 @@ def _merge(
         elif isinstance(value, dict):
             merged[name] = _merge(default, value, problems, schema, path + ".")
         elif value is not None:  # `trainer:` with nothing below it reads as null
-            problems.add(
-                f"{path} must be a section with keys, got {value!r}",
-                f"write {path}.<key>=<value>; its keys: {', '.join(default)}",
-                doubtful=[f"{path}."],
-            )
+            report_no_section(path, value, problems, schema)
     return merged
 
 

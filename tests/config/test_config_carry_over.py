@@ -9,7 +9,7 @@ import pytest
 from dotted import nest
 
 from quadriga.config import Config, compose, load_config, screen_overrides
-from quadriga.config.foreign_keys import carry_over, foreign_table
+from quadriga.config.foreign_keys import carry_over, foreign_table, kind_of
 from quadriga.config.supervised_schema import SFTConfig
 from quadriga.config.typed import Problems, all_keys, is_free_form, is_known
 from quadriga.errors import ConfigError
@@ -219,6 +219,40 @@ def test_what_is_done_anyway_and_an_idle_reference_are_no_contradictions(problem
     assert problem({f"{A}.actor.{name}": True for name in wishes}) == ""
     assert problem({f"{A}.ref.fsdp_config.param_offload": True}) == ""
     assert problem({f"{A}.ref.fsdp_config.param_offload": True, f"{A}.model.lora_rank": 8}) == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "key", "value", "words"),
+    [
+        (Config, f"{A}.rollout.nnodes", 1, "trainer.placement"),
+        (Config, f"{A}.rollout.n_gpus_per_node", 2, "trainer.placement"),
+        (Config, "trainer.profile_steps", [2], "write global_profiler.steps"),
+        (Config, f"{A}.actor.optim.optimizer_impl", "torchao.optim", "optim.name"),
+        (Config, f"{A}.actor.optim.override_optimizer_config.fused", True, "optim.name"),
+        (SFTConfig, "optim.optimizer", "Muon", "optim.name"),
+        (SFTConfig, "optim.optimizer_impl", "torchao.optim", "optim.name"),
+        (SFTConfig, "optim.override_optimizer_config.fused", True, "optim.name"),
+        (Config, f"{A}.model.use_liger", True, ""),
+        (SFTConfig, "model.use_liger", True, ""),
+        (Config, f"{A}.actor.checkpoint.async_save", True, ""),
+    ],
+)
+def test_what_is_said_of_a_key_is_true_of_quadriga_as_it_is(schema: type, key: str, value: Any, words: str) -> None:
+    """Optimisers, placement, fused layers and checkpoints beside the training are all there."""
+    problems = Problems()
+    assert carry_over(key, value, problems, schema, kind_of(schema))
+    assert all(words in f"{what} {fix}" for what, fix in problems.found)
+    assert bool(problems.found) == bool(words)
+
+
+def test_groups_of_verls_configuration_files_are_set_aside() -> None:
+    """`model=hf_model` picks one of its files; here that is a section."""
+    rest = ["data.train_files=rows.jsonl", "model.path=a/b"]
+    assert screen_overrides(["model=hf_model", "engine=fsdp", "optim=fsdp", *rest], SFTConfig) == rest
+    with pytest.raises(
+        ConfigError, match=r"(?s)model=other: a model is named by model.path.*trainer must be a section"
+    ):
+        screen_overrides(["model=other", "trainer=x", *rest], SFTConfig)
 
 
 def test_default_of_a_renamed_key_is_accepted_under_its_old_name() -> None:
