@@ -9,7 +9,7 @@ outputs/<project>/<experiment>/
   events.jsonl       what happened: starts, resumes, warnings, alarms, steering, the end
   steering/          what `quadriga tell` told the run, and what it did
   stalls/            the stacks of all processes, whenever a phase took far too long
-  logs/              one file a worker
+  logs/              what each process printed: runner_0.log, actor_rollout_0.log, …, agents.log, rewards.log
   checkpoints/
   earlier/           the files of runs that were started anew in the same folder
 """

@@ -20,6 +20,7 @@ from quadriga.config.placement import placement_of
 from quadriga.config.run_name import with_run_name
 from quadriga.config.schema import Config
 from quadriga.errors import QuadrigaError, WorkerError, run_command
+from quadriga.tracking.process_log import keep_output
 from quadriga.tracking.steady_output import steady_output
 from quadriga.trainer.before_start import problems_here
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -200,6 +201,8 @@ class TaskRunner:
 
         enter_callers_folder()
         config = load_config(config)
+        if _is_actor(config):
+            keep_output(config.trainer.default_local_dir, "runner", 0)
         self.say(f"TaskRunner on {socket.gethostname()}, pid {os.getpid()}")
         restarted = partial(self.events.append, "restart")
         with self.first_pools(config) as pools, run_parts(config, restarted) as parts:
@@ -289,6 +292,15 @@ class TaskRunner:
     def _add(self, config: Any, role: Role, worker_class: Any) -> None:
         self.role_worker_mapping[role] = worker_class
         self.mapping[role] = placement_of(config).role_pool[str(role)]
+
+
+def _is_actor(config: Config) -> bool:
+    """Whether this process is the runner's own, and not the one that its user has started."""
+    if config.trainer.executor == "local":
+        return False
+    import ray
+
+    return ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 def _runtime_env(config: Config) -> dict[str, Any]:

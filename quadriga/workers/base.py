@@ -14,6 +14,7 @@ from quadriga.controller.dispatch import Dispatch, register
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
 from quadriga.protocol import DataProto
+from quadriga.tracking.process_log import keep_output
 from quadriga.workers.callers_folder import enter_callers_folder
 from quadriga.workers.profiling import CallProfiler
 
@@ -49,6 +50,8 @@ class RunWorker(Worker):
     def __init__(self, config: Config, role: str) -> None:
         super().__init__()
         enter_callers_folder()
+        if os.environ.get("WG_BACKEND") == "ray":  # else this is the process that started the run
+            keep_output(config.trainer.default_local_dir, role, self.rank)
         self.config, self.role = config, role
         self._profiler = CallProfiler(config, role)
 

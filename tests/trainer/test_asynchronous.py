@@ -147,8 +147,8 @@ def test_a_window_larger_than_the_run_is_refused(train):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"async_training": {"mode": "free"}}, "a step generates, then trains"),
-        ({"async_training": {"staleness": 1, "partial_rollout": False}}, "written by one version"),
+        ({"async_training": {"mode": "free"}}, "async_training.staleness=0"),
+        ({"async_training": {"staleness": 1, "partial_rollout": False}}, "async_training.mode=ordered"),
         ({"async_training": {"staleness": -1}}, "staleness"),
         ({"async_training": {"staleness": 1, "mode": "chaotic"}}, "ordered"),
     ],
