@@ -72,12 +72,10 @@ def test_the_logs_of_a_run_have_what_its_workers_and_its_runner_said(tmp_path):
 
 LOSS = """
 import sys
-from quadriga.algorithms.policy_losses import vanilla
-
-def loss(*arguments, **options):
+def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg):
     print("in the loss")
     print("on its standard error", file=sys.stderr)
-    return vanilla(*arguments, **options)
+    return loss_agg(-(log_prob - old_log_prob).exp() * advantages, response_mask), {}
 """
 SAMPLER = """
 from quadriga.data.sampler import ResumableSampler
