@@ -60,6 +60,8 @@ def show_plan(plan: Plan, console: Console | None = None) -> None:
             console.print(_memory_table(memory, plan))
         for line in memory.unknown:
             console.print(f"memory of the {escape(line)}", highlight=False)
+    if any(item.saves for item in plan.host):
+        console.print(_host_table(plan))
     for line in _verdict(plan):
         console.print(line, highlight=False)
     for warning in plan.warnings():
@@ -80,9 +82,13 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield f"[bold green]fits[/] {size}: a worker needs {needs}"
     else:
         yield f"[bold red]does not fit[/] {size}: a worker needs {needs}"
-        if plan.savings:
-            yield "these keys help, in this order: " + escape(" ".join(plan.savings))
-        yield "more GPUs help too: weights, gradients and optimiser are sharded over all of them"
+        found = plan.savings
+        if found.keys:
+            then = f"{format_bytes(found.peak[1])} in the phase '{found.peak[0]}'"
+            outcome = f"with them it fits: {then}" if found.fits else f"even with them it needs {then}"
+            yield "these keys help: " + escape(" ".join(found.keys)) + f"; {outcome}"
+        if found.nodes:
+            yield f"with trainer.nnodes={found.nodes} it fits without them"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -161,6 +167,15 @@ def _sets_table(plan: Plan) -> Table | None:
     return None
 
 
+def _host_table(plan: Plan) -> Table:
+    title = "Host memory of a worker (at least; what is pinned may take up to twice as much)"
+    table = _table(title, "", "each worker", "the first one, besides", "pinned")
+    for item in plan.host:
+        first = format_bytes(item.first) if item.first else ""
+        table.add_row(f"{item.role}: {item.what}", format_bytes(item.each), first, "yes" if item.pinned else "")
+    return table
+
+
 def _memory_table(memory: WorkerMemory, plan: Plan) -> Table:
     where = "host memory" if plan.device == "cpu" else "device memory"
     phases = [phase for phase in PHASES if phase != UPDATE_CRITIC or plan.critic]
@@ -169,7 +184,7 @@ def _memory_table(memory: WorkerMemory, plan: Plan) -> Table:
     for item in memory.items:
         if item.size:
             cells = [format_bytes(item.size) if phase in item.phases else "" for phase in phases]
-            table.add_row(f"{item.role}: {item.what}", *cells)
+            table.add_row(f"{item.role}: {item.what}" + (f" ({item.note})" if item.note else ""), *cells)
     table.add_section()
     peak_phase, _ = memory.peak
     totals = [(phase, format_bytes(memory.in_phase(phase))) for phase in phases]

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from quadriga.config.model_shape import describe
+from quadriga.config.model_shape import count_experts, describe
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What families call the number of experts of a layer in config.json."""
 AUXILIARY_KEY = "actor_rollout_ref.actor.router_aux_loss_coef"
-
-
-def count_experts(described: dict[str, Any]) -> int:
-    """Experts of a layer that tokens are routed to, by a model's config.json; 0 for a dense model."""
-    counts = [described.get(name) for name in EXPERT_COUNTS]
-    return next((count for count in counts if isinstance(count, int) and count > 1), 0)
 
 
 def report_experts(config: Config, problems: Problems) -> None:

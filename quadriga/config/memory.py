@@ -3,7 +3,8 @@
 Assumptions, in bytes per value: weights that are trained 4, frozen ones, computing and KV cache 2 on an accelerator, 4 on a
 CPU; gradients 4 or 2 (`fsdp_config.grad_dtype`); the optimiser by its name. Weights, gradients and optimiser are sharded over
 the workers, or over `fsdp_size` of them. Activations are those of a decoder with packed sequences and attention that keeps
-no score matrix. Allocator slack, CUDA context and the framework itself (about 1 to 2 GB on a GPU) come on top.
+no score matrix; of a mixture of experts, those of the experts that a token goes through. Allocator slack, CUDA context and the
+framework itself (about 1 to 2 GB on a GPU) come on top.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ from typing import Any
 
 from quadriga.config.distillation import teachers_of
 from quadriga.config.model_shape import ModelShape, find_model_folder, read_model_shape
-from quadriga.config.needs import (
-    token_budget,
-    uses_token_budget,
-)
+from quadriga.config.needs import token_budget, uses_token_budget
 from quadriga.config.placement import TEACHER, placement_of
 from quadriga.config.schema import Config
 
@@ -27,8 +25,12 @@ LM_HEAD_CHUNK = 1024
 """Rows of logits that exist at a time on an accelerator; on a CPU so many that they take 8 MB."""
 OPTIMISER_BYTES = {"adamw": 8, "adamw_8bit": 2.03, "adamw_bf16": 4, "muon": 4}
 """A weight. Muon keeps AdamW's 8 for embeddings and head, which counts little in a large model."""
-OFFLOADED_BUCKETS = 3 * (64 << 20)
-"""Weights whose offloaded optimiser state is on the device at once."""
+BUCKET = 64 << 20
+"""Weights of a bucket of an offloaded optimiser, of which three are on the device at once. A larger tensor is one by itself."""
+CACHE_BLOCK = 32
+"""Tokens of a block of the KV cache."""
+PROGRAM_FAMILIES, PROGRAM_WEIGHTS = ("llama", "mistral", "qwen2", "qwen3"), 1 << 29
+"""What a CPU generates with from a packed second copy of the weights: models of these families, of at most so many weights."""
 USABLE = 0.92
 """Part of a device that tensors can have; the rest is its runtime, the libraries and the allocator's gaps."""
 AUTO = "auto"
@@ -42,6 +44,9 @@ class MemoryItem:
     what: str
     size: int
     phases: tuple[str, ...]
+    note: str = ""
+    held: int = 0
+    """Of a KV cache that is smaller than is wanted: sequences that it holds."""
 
 
 @dataclass
@@ -66,19 +71,18 @@ def estimate_memory(config: Config, device: str, capacity: int | None = None) ->
 
     Args:
         capacity: bytes of a worker's device; activations are recomputed where `enable_gradient_checkpointing=auto` finds
-            that all would not fit. Unknown: they are kept.
+            that all would not fit, and the KV cache is what the engine takes there. Unknown: they are kept, and it is as
+            large as is wanted.
     """
     config = with_checkpointing(config, device, capacity)
     placement = placement_of(config)
     homes = {name: WorkerMemory(name) for name in placement.pools}
     policy, estimate = config.actor_rollout_ref, _Estimate(config, device)
     home, workers = homes[placement.role_pool["actor_rollout"]], placement.slots("actor_rollout")
-    if shape := _shape(policy.model.path, "policy", home):
+    policy_shape = shape_of(policy.model.path, "policy", home)
+    if shape := policy_shape:
         trained = shape.lora_parameters(policy.model.lora_rank) if policy.model.lora_rank else shape.parameters
         home.items += estimate.trained_model("actor", shape, trained, workers, policy.actor, policy.model, UPDATE_ACTOR)
-        apart = placement.generator != "actor_rollout"
-        rollout_home = homes[placement.role_pool[placement.generator]]
-        rollout_home.items += estimate.rollout(shape, placement.slots(placement.generator), apart)
         if "ref" in placement.role_pool:
             fsdp = policy.ref.fsdp_config
             phases = (SCORE,) if fsdp.param_offload and device != "cpu" else PHASES
@@ -86,24 +90,38 @@ def estimate_memory(config: Config, device: str, capacity: int | None = None) ->
             ref_home.items += estimate.frozen_model("reference", shape, shards, phases)
     if "critic" in placement.role_pool:
         home, workers = homes[placement.role_pool["critic"]], placement.slots("critic")
-        if shape := _shape(config.critic.model.path, "critic", home):
+        if shape := shape_of(config.critic.model.path, "critic", home):
             home.items += estimate.trained_model(
                 "critic", shape, shape.parameters, workers, config.critic, config.critic.model, UPDATE_CRITIC
             )
     if "rm" in placement.role_pool:
         home = homes[placement.role_pool["rm"]]
-        if shape := _shape(config.reward_model.model.path, "reward model", home):
+        if shape := shape_of(config.reward_model.model.path, "reward model", home):
             home.items += estimate.frozen_model("reward model", shape, placement.slots("rm"), PHASES)
     if TEACHER in placement.role_pool:
         home = homes[placement.role_pool[TEACHER]]
         for teacher in teachers_of(config):
-            if teacher.is_local and (shape := _shape(teacher.model_path, f"teacher {teacher.name}", home)):
+            if teacher.is_local and (shape := shape_of(teacher.model_path, f"teacher {teacher.name}", home)):
                 role = f"teacher {teacher.name}"
                 home.items += estimate.frozen_model(role, shape, placement.slots(TEACHER), PHASES)
+    if shape := policy_shape:  # last: the cache takes a share of what the others leave
+        home = homes[placement.role_pool[placement.generator]]
+        apart, workers = placement.generator != "actor_rollout", placement.slots(placement.generator)
+        estimate.add_rollout(home, shape, workers, apart, capacity)
     return list(homes.values())
 
 
-def _shape(path: str, role: str, memory: WorkerMemory) -> ModelShape | None:
+def whole_copy_fits(path: str, workers: int, capacity: int) -> bool | None:
+    """Whether each of `workers` devices of `capacity` bytes can generate with a whole copy of the model at `path`, beside its share of
+    what trains it with AdamW. None where the size of the model is not known here."""
+    shape = shape_of(path, "policy", WorkerMemory(""))
+    if shape is None:
+        return None
+    return (2 + (4 + OPTIMISER_BYTES["adamw"]) / workers) * shape.parameters <= USABLE * capacity
+
+
+def shape_of(path: str, role: str, memory: WorkerMemory) -> ModelShape | None:
+    """The shape of the model at `path`; None, and a word about it in `memory.unknown`, where it cannot be told here."""
     folder = find_model_folder(path)
     if folder is None:
         memory.unknown.append(f"{role}: unknown, the model folder of {path} is not local")
@@ -146,6 +164,11 @@ def shards_of(fsdp: Any, workers: int) -> int:
     return fsdp.fsdp_size if 0 < fsdp.fsdp_size < workers else workers
 
 
+def optimiser_bytes(section: Any, trained: int, shards: int) -> int:
+    """The state of `section.optim` on one worker, wherever it lies."""
+    return int(OPTIMISER_BYTES[section.optim.name] * trained) // shards
+
+
 class _Estimate:
     def __init__(self, config: Config, device: str) -> None:
         self.config, self.on_cpu = config, device == "cpu"
@@ -161,10 +184,9 @@ class _Estimate:
         checkpointing = model.enable_gradient_checkpointing is True
         frozen = 0 if trained == shape.parameters else shape.parameters
         optimiser: tuple[str, ...] = PHASES
-        state = int(OPTIMISER_BYTES[section.optim.name] * trained) // shards
+        state = optimiser_bytes(section, trained, shards)
         if fsdp.optimizer_offload and not self.on_cpu:
-            each = int(OPTIMISER_BYTES[section.optim.name] * OFFLOADED_BUCKETS) // shards
-            optimiser, state = (update,), min(state, each)
+            optimiser, state = (update,), min(state, optimiser_bytes(section, _on_device(shape), shards))
         gradients = (2 if fsdp.grad_dtype == "bfloat16" else 4) * trained // shards
         # The head's gradient over the whole vocabulary is float32 until it is added to the rest.
         head = 0 if role != "actor" or frozen else 4 * shape.vocab * shape.hidden
@@ -190,34 +212,65 @@ class _Estimate:
             MemoryItem(role, "gathered weights", self._gathered(shape, workers, False), (SCORE,)),
         ]
 
-    def rollout(self, shape: ModelShape, workers: int, apart: bool) -> list[MemoryItem]:
+    def add_rollout(
+        self, home: WorkerMemory, shape: ModelShape, workers: int, apart: bool, capacity: int | None
+    ) -> None:
+        """The engine's weights and its cache. Its weights stay where they are while it rests; vLLM's leave the device."""
         rollout = self.config.actor_rollout_ref.rollout
-        phases = (GENERATE,) if rollout.free_cache_engine else PHASES
-        members = rollout.tensor_model_parallel_size
-        rows = min(rollout.max_num_seqs, self.config.data.train_batch_size * rollout.n * members // workers)
+        members, foreign = rollout.tensor_model_parallel_size, rollout.name != "native"
+        rests = rollout.free_cache_engine and not self.on_cpu
+        cache = (GENERATE,) if rests else PHASES
+        weights = (GENERATE,) if rests and foreign else PHASES
         # float32 on one CPU worker: the very same tensors as the actor's
-        shares_weights = workers == 1 and self.compute == 4 and not apart
-        weights = 0 if shares_weights else self.compute * shape.parameters // members
-        cache = 2 * self.compute * shape.layers * shape.kv_width * rows * self.longest // members
-        return [
-            MemoryItem("rollout", "weights", weights, phases),
-            MemoryItem("rollout", "KV cache", cache, phases),
-        ]
+        shares_weights = workers == 1 and self.on_cpu and not apart and not foreign
+        own = 0 if shares_weights else self.compute * shape.parameters // members
+        home.items.append(MemoryItem("rollout", "weights", own, weights))
+        if self._generates_by_program(shape, members, foreign):
+            packed = self.compute * (shape.decoder_parameters + shape.vocab * shape.hidden)
+            home.items.append(MemoryItem("rollout", "packed weights", packed, PHASES))
+        blocks = -(-self.longest // CACHE_BLOCK) * CACHE_BLOCK
+        heads = max(1, shape.kv_heads // members)
+        sequence = 2 * self.compute * shape.layers * heads * (shape.kv_width // shape.kv_heads) * blocks
+        rows = self.config.data.train_batch_size * rollout.n * members // workers
+        # An accelerator's cache is made whole; a CPU has pages for what is written alone.
+        wanted = min(rollout.max_num_seqs, rows) if self.on_cpu else rollout.max_num_seqs
+        held = wanted
+        if capacity is not None and not self.on_cpu:
+            taken = sum(i.size for i in home.items if GENERATE in i.phases and i.what != "optimiser")
+            share = rollout.gpu_memory_utilization * max(0.0, USABLE * capacity - taken)
+            held = max(1, min(wanted, int(share) // sequence))
+        note = "" if held == wanted else f"{held:,} of {wanted:,} sequences of the greatest length"
+        home.items.append(MemoryItem("rollout", "KV cache", sequence * held, cache, note, held))
+
+    def _generates_by_program(self, shape: ModelShape, members: int, foreign: bool) -> bool:
+        fits = shape.family in PROGRAM_FAMILIES and shape.parameters <= PROGRAM_WEIGHTS
+        return self.on_cpu and fits and members == 1 and not foreign
 
     def _gathered(self, shape: ModelShape, workers: int, all_layers: bool) -> int:
         """The layer at work and the next one, or all of them, with embeddings and head, in the compute type."""
         if workers == 1 and self.on_cpu:
             return 0
-        rest = max(0, shape.parameters - shape.layers * shape.layer_parameters)
-        return self.compute * (rest + shape.layer_parameters * (shape.layers if all_layers else min(2, shape.layers)))
+        layers = shape.decoder_parameters if all_layers else min(2, shape.layers) * shape.layer_parameters
+        return self.compute * (shape.rest + layers)
 
     def _activations(self, shape: ModelShape, section: Any, workers: int, checkpointing: bool) -> int:
         rows = section.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n // workers
+        sharing = section.ulysses_sequence_parallel_size
+        longest = -(-self.longest // sharing)
         if uses_token_budget(section):
-            tokens = min(token_budget(section.ppo_max_token_len_per_gpu), rows * self.longest)
+            # A row is never cut: one that is longer than the budget is a micro-batch by itself.
+            tokens = min(max(token_budget(section.ppo_max_token_len_per_gpu), longest), rows * self.longest)
         else:
-            tokens = section.ppo_micro_batch_size_per_gpu * self.longest // section.ulysses_sequence_parallel_size
+            tokens = section.ppo_micro_batch_size_per_gpu * longest
         # Kept for the backward pass: what norms read and give, queries, keys, values, attention's output, three in the MLP.
-        layer = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.ffn
+        layer = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.active_width
+        if shape.experts is not None:  # each token once for each of its experts, on the way in and out
+            layer += 2 * shape.experts.per_token * shape.hidden
         kept = shape.layers * shape.hidden + layer if checkpointing else shape.layers * layer
         return self.compute * tokens * kept
+
+
+def _on_device(shape: ModelShape) -> int:
+    """Weights of the three neighbouring buckets whose offloaded optimiser state is on the device at once."""
+    inside = max(BUCKET, shape.largest_tensor)
+    return max(3 * inside, 2 * inside + shape.vocab * shape.hidden)

@@ -10,6 +10,7 @@ from typing import Any
 
 from quadriga.config.dataset_size import count_rows
 from quadriga.config.devices import gpu_memory
+from quadriga.config.host_memory import HostItem, host_items
 from quadriga.config.local_device import detect_local_device
 from quadriga.config.memory import USABLE, WorkerMemory, estimate_memory
 from quadriga.config.needs import (
@@ -19,7 +20,7 @@ from quadriga.config.needs import (
     uses_token_budget,
 )
 from quadriga.config.placement import placement_of
-from quadriga.config.savings import savings
+from quadriga.config.savings import Savings, savings
 from quadriga.config.schema import Config
 from quadriga.host import usable_memory
 
@@ -66,6 +67,10 @@ class Pool:
         return nodes
 
 
+FEW_SEQUENCES = 16
+"""That an engine decodes together: with fewer, it reads all weights for little."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The numbers of a run. Tokens are upper bounds: prompts and responses of the greatest length."""
@@ -85,12 +90,14 @@ class Plan:
     epochs: int
     max_steps: int | None
     memory: list[WorkerMemory] = field(default_factory=list)
+    host: list[HostItem] = field(default_factory=list)
+    """What the workers keep in the memory of their nodes beside their devices."""
     gpu: str | None = None
     """The device that the plan was asked for by name."""
     capacity: int | None = None
     """Its memory in bytes."""
-    savings: list[str] = field(default_factory=list)
-    """Keys that would make it fit, or spare most of what is missing, where it does not."""
+    savings: Savings = field(default_factory=Savings)
+    """What would make it fit, or spare most of what is missing, where it does not."""
 
     @property
     def fits(self) -> bool | None:
@@ -130,6 +137,13 @@ class Plan:
                 f"the training set has {self.train_rows} rows, fewer than one step of {self.prompts} prompts: "
                 f"set data.train_batch_size={self.train_rows} or less"
             )
+        for memory in self.memory:
+            for item in memory.items:
+                if item.note and item.held < FEW_SEQUENCES:
+                    found.append(
+                        f"the KV cache holds {item.note}: generation will be slow; raise "
+                        "actor_rollout_ref.rollout.tensor_model_parallel_size, or .gpu_memory_utilization"
+                    )
         host = usable_memory()[0]
         if self.device == "cpu" and len(next(iter(self.pools.values())).slots_per_node) == 1:
             needed = sum(m.peak[1] * self.pools[m.pool].slots_per_node[0] for m in self.memory)
@@ -165,9 +179,10 @@ def make_plan(config: Config, gpu: str | None = None) -> Plan:
         epochs=config.trainer.total_epochs,
         max_steps=config.trainer.total_training_steps,
         memory=estimate_memory(config, device, capacity),
+        host=host_items(config, device),
         gpu=gpu,
         capacity=capacity,
-        savings=[] if capacity is None else savings(config, device, capacity),
+        savings=Savings() if capacity is None else savings(config, device, capacity),
     )
 
 

@@ -19,7 +19,7 @@ STYLES = ("colwise", "rowwise", "packed_colwise", "moe_tp_experts")
 def report_tensor_parallel(config: Config, problems: Problems) -> None:
     """Note what makes sets of that size impossible, with the nearest size that is not."""
     if config.actor_rollout_ref.rollout.tensor_model_parallel_size > 1:
-        for what, fix in _impossible(config):
+        for what, fix in problems_of_sets(config):
             problems.add(what, fix)
 
 
@@ -27,7 +27,8 @@ def _slots(placement: Placement) -> list[int]:
     return placement.pools[placement.role_pool[placement.generator]]
 
 
-def _impossible(config: Config) -> Iterator[tuple[str, str]]:
+def problems_of_sets(config: Config) -> Iterator[tuple[str, str]]:
+    """What makes sets of `tensor_model_parallel_size` slots impossible, and the fix."""
     rollout = config.actor_rollout_ref.rollout
     size, placement = rollout.tensor_model_parallel_size, placement_of(config)
     model = config.actor_rollout_ref.model

@@ -12,11 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from quadriga.config.host_memory import host_items, require_host_memory
+from quadriga.config.local_device import detect_local_device
+from quadriga.config.memory import estimate_memory
+from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
-from quadriga.errors import DataError, QuadrigaError, refuse_hidden_packages
+from quadriga.errors import DataError, QuadrigaError, ResourceError, refuse_hidden_packages
+from quadriga.host import usable_memory
 from quadriga.tracking.sinks import sink_problems
 
+SURELY_TOO_MUCH = 1.15
+"""Of the memory of a machine with CPUs: by so much the estimate may err."""
 LOCK_WAIT_S = 2.0
 """A run that was just stopped may still be ending."""
 
@@ -34,6 +41,7 @@ def problems_here(config: Config) -> Iterator[tuple[str, str]]:
         lambda: _files(data.val_files if ours else []),
         lambda: _model(policy.model.path),
         lambda: _model(config.reward_model.model.path if config.reward_model.enable else None),
+        lambda: _memory(config),
         lambda: _engine(config),
         lambda: _first_prompt(config) if ours else None,
         lambda: _reward_function(config),
@@ -81,6 +89,27 @@ def _model(path: str | None) -> None:
         from quadriga.models.source import resolve_model_path
 
         resolve_model_path(path)
+
+
+def _memory(config: Config) -> None:
+    """Whether this machine has the memory for what its workers must keep in it, where all of them run here."""
+    placement, device = placement_of(config), config.trainer.device or detect_local_device()
+    if any(len(sizes) > 1 for sizes in placement.pools.values()):
+        return
+    total, available = usable_memory()
+    if device != "cpu":
+        workers = {role: placement.slots(role) for role in placement.role_pool}
+        require_host_memory(host_items(config, device), workers, True, available, "this machine")
+        return
+    memory = estimate_memory(config, device)
+    needed = sum(pool.peak[1] * sum(placement.pools[pool.pool]) for pool in memory)
+    if needed > SURELY_TOO_MUCH * total:
+        phase, _ = max((pool.peak for pool in memory), key=lambda peak: peak[1])
+        raise ResourceError(
+            f"the workers need about {needed / 1e9:.0f} GB in the phase '{phase}', and this machine has {total / 1e9:.0f} GB",
+            "see quadriga plan with the same keys: use a smaller model or fewer tokens "
+            "(actor_rollout_ref.actor.ppo_max_token_len_per_gpu), or a machine with more memory",
+        )
 
 
 def _engine(config: Config) -> None:

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quadriga.config.host_memory import host_items, require_host_memory
 from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
+from quadriga.host import usable_memory
 from quadriga.protocol import DataProto
 from quadriga.tracking.process_log import keep_output
 from quadriga.workers.callers_folder import enter_callers_folder
@@ -76,6 +78,7 @@ class RunWorker(Worker):
         set_exact(self.config.trainer.deterministic == "exact")
         # What is drawn from the global stream (a new adapter's weights) is the same on every rank and in every run.
         torch.manual_seed(self.config.data.seed)
+        self._require_host_memory()
         self.use_own_device()
         backend = self._connect() if self.has_collectives else "no collectives"
         return WorkerReport(
@@ -88,6 +91,12 @@ class RunWorker(Worker):
             collectives=backend,
             threads=torch.get_num_threads(),
         )
+
+    def _require_host_memory(self) -> None:
+        """ResourceError if this node cannot hold what the workers of this role will keep in its memory."""
+        items = [item for item in host_items(self.config, self.device_name) if item.role == self.role]
+        workers = {self.role: self.local_world_size}
+        require_host_memory(items, workers, self.rank == 0, usable_memory()[1], f"the node {socket.gethostname()}")
 
     def _connect(self) -> str:
         """Join the collectives; returns what carries them."""

@@ -17,7 +17,7 @@ from rich.console import Console
 from quadriga.commands.plan import main, show_plan
 from quadriga.config import Config
 from quadriga.config.memory import GENERATE, UPDATE_ACTOR, UPDATE_CRITIC, WorkerMemory
-from quadriga.config.model_shape import ModelShape, find_model_folder, read_model_shape
+from quadriga.config.model_shape import find_model_folder, read_model_shape
 from quadriga.config.plan import format_bytes, make_plan
 from quadriga.errors import ConfigError
 
@@ -126,7 +126,15 @@ def test_size_that_cannot_be_known_says_why(load: Load, file: str) -> None:
 
 def test_model_shape_from_headers_and_from_config_alone(tmp_path: Path) -> None:
     with_weights = read_model_shape(write_model(tmp_path / "a"))
-    assert with_weights == ModelShape(PARAMETERS, layers=2, hidden=64, ffn=128, query_width=64, kv_width=32, vocab=100)
+    assert (with_weights.parameters, with_weights.layers, with_weights.rest) == (PARAMETERS, 2, 100 * 64)
+    widths = (
+        with_weights.hidden,
+        with_weights.ffn,
+        with_weights.query_width,
+        with_weights.kv_width,
+        with_weights.vocab,
+    )
+    assert widths == (64, 128, 64, 32, 100)
     assert read_model_shape(write_model(tmp_path / "b", weights=False)) == with_weights
     untied = read_model_shape(write_model(tmp_path / "c", weights=False, tie_word_embeddings=False))
     assert untied.parameters == PARAMETERS + 100 * 64
@@ -245,14 +253,14 @@ def test_hybrid_sharding_divides_by_the_workers_that_share_a_copy(load: Load, tm
 def test_a_7b_model_does_not_fit_one_h100_and_the_keys_that_help_make_it(load: Load, tmp_path: Path) -> None:
     plan = make_plan(load(large(tmp_path)), "h100-80g")
     assert plan.fits is False
-    assert plan.savings
-    changes = dict(setting.split("=") for setting in plan.savings)
+    assert plan.savings.fits
+    changes = dict(setting.split("=") for setting in plan.savings.keys)
     values = {k: True if v == "True" else int(v) if v.isdigit() else v for k, v in changes.items()}
     assert make_plan(load({**large(tmp_path), **values}), "h100-80g").fits
     text = StringIO()
     show_plan(plan, Console(file=text, width=200))
     assert "does not fit h100-80g" in text.getvalue()
-    assert plan.savings[0] in text.getvalue()
+    assert plan.savings.keys[0] in text.getvalue()
 
 
 def test_a_7b_model_fits_eight_of_them(load: Load, tmp_path: Path) -> None:
@@ -261,7 +269,7 @@ def test_a_7b_model_fits_eight_of_them(load: Load, tmp_path: Path) -> None:
         "h100-80g",
     )
     assert plan.fits
-    assert plan.savings == []
+    assert plan.savings.keys == []
 
 
 def test_activations_are_recomputed_by_themselves_where_they_would_not_fit(load: Load, tmp_path: Path) -> None:

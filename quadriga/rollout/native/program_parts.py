@@ -7,12 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from quadriga.config.memory import PROGRAM_FAMILIES, PROGRAM_WEIGHTS
 from quadriga.models.fused import FusedAttention, FusedMLP, FusedRMSNorm, is_altered
 from quadriga.models.kernels.cpu.linear import FusedLinear
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-MAX_WEIGHTS = 1 << 29
-"""Largest module, in weights: packed ones are a second copy of it in memory (2 GiB here)."""
 
 
 class UnknownPartError(Exception):
@@ -20,7 +17,7 @@ class UnknownPartError(Exception):
 
 
 class Parts:
-    """A causal LM of one of `FAMILIES`, fused (`quadriga.models.fused`); UnknownPartError for anything else.
+    """A causal LM of one of `PROGRAM_FAMILIES`, fused (`quadriga.models.fused`); UnknownPartError for anything else.
 
     Every module must be of exactly the class that the program knows, without hooks, and no weight may be left over: so
     adapters, shards, other dtypes and whatever somebody adds to the families are left to the module itself.
@@ -30,7 +27,11 @@ class Parts:
         self._seen: set[int] = set()
         self._source, name = type(module).__module__, type(module).__name__
         where, family = self._source.split("."), name.removesuffix("ForCausalLM")
-        if where[:2] != ["transformers", "models"] or where[2] not in FAMILIES or not name.endswith("ForCausalLM"):
+        if (
+            where[:2] != ["transformers", "models"]
+            or where[2] not in PROGRAM_FAMILIES
+            or not name.endswith("ForCausalLM")
+        ):
             raise UnknownPartError(name)
         self._check(module, name)
         model = self._child(module, "model", f"{family}Model")
@@ -85,5 +86,5 @@ class Parts:
         for name, weight in weights.items():
             if type(weight) is not nn.Parameter or weight.dtype != torch.float32 or not weight.is_contiguous():
                 raise UnknownPartError(f"{name} of another dtype or layout")
-        if sum(weight.numel() for weight in weights.values()) > MAX_WEIGHTS:
-            raise UnknownPartError(f"more than {MAX_WEIGHTS} weights")
+        if sum(weight.numel() for weight in weights.values()) > PROGRAM_WEIGHTS:
+            raise UnknownPartError(f"more than {PROGRAM_WEIGHTS} weights")
