@@ -15,7 +15,7 @@ def blank_copy(module: Any, device: torch.device | str, dtype: torch.dtype = tor
     embedding stay in float32 and are those of `module`: computed anew on another device they could differ in the last bit,
     and far positions would be turned otherwise than in training.
     """
-    with torch.device(device):
+    with torch.random.fork_rng(devices=[]), torch.device(device):  # what is drawn later does not depend on it
         blank = type(module)._from_config(copy.deepcopy(module.config), dtype=dtype)
     tables = dict(module.named_buffers())
     for name, table in blank.named_buffers():

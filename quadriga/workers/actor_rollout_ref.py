@@ -40,7 +40,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         """Load the model and, for the actor, make its optimiser and, unless that has its own pool, its rollout engine."""
         from quadriga.engine import TrainingEngine
         from quadriga.engine.sharding import is_sharded
-        from quadriga.models.blank_copy import blank_copy, outline
+        from quadriga.models.blank_copy import outline
         from quadriga.models.exact import check_family
         from quadriga.models.load import load_policy
 
@@ -78,10 +78,8 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
                 module = self.sharded_policy(outline(trained), dict(trained.named_buffers()))
             elif self.shares_weights or not own:
                 module = self.engine.model.huggingface
-            elif on_cpu:
-                module = self.load_whole_policy()
             else:
-                module = blank_copy(self.engine.model.huggingface, self.device_name)
+                module = self.blank_policy(self.engine.model.huggingface)
             self.start_service(module, self.tokenizer)
 
     def prepare_export(self, policy: Any) -> None:

@@ -62,24 +62,22 @@ class GeneratingWorker(RunWorker):
         model = self.policy_config.model
         return load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
 
-    def load_whole_policy(self) -> Any:
-        """The Hugging Face module of the policy, whole and without an adapter, on this worker's device."""
-        from dataclasses import replace
+    def blank_policy(self, like: Any = None) -> Any:
+        """A whole module of the policy, without an adapter, on this worker's device; its weights come with the first hand-over. For
+        an engine with a model of its own, names and settings without memory.
 
-        from quadriga.models.load import load_policy
+        Args:
+            like: a module of the policy that is here already; None: the folder says what it is.
+        """
+        import torch
 
-        model = replace(self.policy_config.model, lora_rank=0)
-        module = load_policy(model, trainable=False).huggingface
-        if not self.generates_with_module:
-            return module  # for its configuration alone
-        if self.rollout_dtype is None:
-            return module.to(self.device_name)
         from quadriga.models.blank_copy import blank_copy
-        from quadriga.rollout.weights import copy_weights
+        from quadriga.models.load import outline_policy
 
-        whole = blank_copy(module, self.device_name, self.rollout_dtype)
-        copy_weights(whole, module.named_parameters())
-        return whole
+        module = outline_policy(self.policy_config.model) if like is None else like
+        if not self.generates_with_module:
+            return module
+        return blank_copy(module, self.device_name, self.rollout_dtype or torch.float32)
 
     @property
     def rollout_dtype(self) -> Any:
@@ -177,7 +175,7 @@ class RolloutWorker(GeneratingWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
         if self.set_size == 1:
-            module = self.load_whole_policy()
+            module = self.blank_policy()
         else:
             from quadriga.models.load import outline_policy
 

@@ -136,7 +136,7 @@ class LateRollout(RolloutWorker):
         return self.service.take_weights(pushed.echo.version - 1, pulled(pushed))
 
 
-@pytest.mark.parametrize(("worker", "step"), [(ForgetfulRollout, 1), (LateRollout, 0)])
+@pytest.mark.parametrize(("worker", "step"), [(ForgetfulRollout, 0), (LateRollout, 0)])
 def test_an_engine_with_stale_or_other_weights_stops_the_run(train, worker, step):
     class Runner(TaskRunner):
         def add_rollout_worker(self, config):
