@@ -228,6 +228,10 @@ class _Estimate:
         if self._generates_by_program(shape, members, foreign):
             packed = self.compute * (shape.decoder_parameters + shape.vocab * shape.hidden)
             home.items.append(MemoryItem("rollout", "packed weights", packed, PHASES))
+        prompts = self.config.data.max_prompt_length * self.config.data.train_batch_size * members // workers
+        at_once = self._layer_width(shape) * min(rollout.max_num_batched_tokens, prompts) // members
+        logits = 4 * rollout.max_num_seqs * shape.vocab
+        home.items.append(MemoryItem("rollout", "a pass", self.compute * at_once + 2 * logits, (GENERATE,)))
         blocks = -(-self.longest // CACHE_BLOCK) * CACHE_BLOCK
         heads = max(1, shape.kv_heads // members)
         sequence = 2 * self.compute * shape.layers * heads * (shape.kv_width // shape.kv_heads) * blocks
@@ -262,12 +266,18 @@ class _Estimate:
             tokens = min(max(token_budget(section.ppo_max_token_len_per_gpu), longest), rows * self.longest)
         else:
             tokens = section.ppo_micro_batch_size_per_gpu * longest
-        # Kept for the backward pass: what norms read and give, queries, keys, values, attention's output, three in the MLP.
-        layer = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.active_width
-        if shape.experts is not None:  # each token once for each of its experts, on the way in and out
-            layer += 2 * shape.experts.per_token * shape.hidden
+        layer = self._layer_width(shape)
         kept = shape.layers * shape.hidden + layer if checkpointing else shape.layers * layer
         return self.compute * tokens * kept
+
+    def _layer_width(self, shape: ModelShape) -> int:
+        """Numbers of one token that a layer makes and that live until its backward pass: what norms read and give, queries, keys,
+        values, attention's output, three in the MLP."""
+        layer = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.active_width
+        if (experts := shape.experts) is not None:
+            # Each token once for each of its experts: gathered, given, weighted and put back; the gate's activation apart.
+            layer += experts.per_token * (4 * shape.hidden + experts.width)
+        return layer
 
 
 def _on_device(shape: ModelShape) -> int:
