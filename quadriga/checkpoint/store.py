@@ -40,6 +40,7 @@ from quadriga.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
 LATEST = "latest"
+VERLS_SHARDS = "model_world_size_*_rank_*.pt"
 _NAME = re.compile(r"global_step_(\d+)")
 _DRAFT, _REPLACED, _REMOVED = "tmp", "replaced", "removed"
 _TEMPORARY = re.compile(rf"\.global_step_(\d+)\.({_DRAFT}|{_REPLACED}|{_REMOVED})-[0-9a-f]+")
@@ -183,7 +184,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the one asked for cannot be used; or there are checkpoints here, and not one can be used;
-                or the newest needs a later version of Quadriga.
+                or the newest needs a later version of Quadriga; or verl has left checkpoints in this run directory.
         """
         if resume_mode == "disable":
             return None
@@ -197,7 +198,11 @@ class CheckpointStore:
             self.recover()
         except OSError as error:
             _LOG.warning("what a dead process left in %s cannot be tidied up: %s", self.folder, error)
-        return _newest_good(self.folder)
+        found = _newest_good(self.folder)
+        if found is None and (verls := _newest_of_verl(self.folder.parent)) is not None:
+            error = _not_ours(verls)
+            raise CheckpointError(error.what, f"{error.fix}; trainer.resume_mode=disable begins anew beside it")
+        return found
 
     def checkpoints(self) -> list[Checkpoint]:
         """Those with a readable manifest, the newest first. Their other files are not looked at."""
@@ -254,17 +259,31 @@ def locate(path: str | os.PathLike[str]) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}", "give a checkpoint folder or a run directory")
     if not (folder / MANIFEST).exists():
-        if any(any(where.glob("model_world_size_*_rank_*.pt")) for where in (folder, folder / "actor")):
-            raise CheckpointError(
-                f"{folder} is a checkpoint of verl's, in pickled files of its own",
-                f"write its policy as a Hugging Face folder with `quadriga export {folder} --output my_model`, and start from that",
-            )
+        if _is_verls(folder):
+            raise _not_ours(folder)
         for inner in (folder, folder / "checkpoints"):
             if (found := _newest_good(inner)) is not None:
                 return found
     checkpoint = Checkpoint(folder)
     checkpoint.verify()
     return checkpoint
+
+
+def _not_ours(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} is a checkpoint of verl's, in pickled files of its own",
+        f"write its policy as a Hugging Face folder with `quadriga export {folder} --output my_model`, and start from that",
+    )
+
+
+def _is_verls(folder: Path) -> bool:
+    return any(any(where.glob(VERLS_SHARDS)) for where in (folder, folder / "actor"))
+
+
+def _newest_of_verl(run: Path) -> Path | None:
+    """The last step's folder that verl has left in a run directory, where it has no folder `checkpoints`."""
+    steps = {int(match[1]): path for path in run.glob("global_step_*") if (match := _NAME.fullmatch(path.name))}
+    return next((steps[step] for step in sorted(steps, reverse=True) if _is_verls(steps[step])), None)
 
 
 def _newest_good(folder: Path) -> Checkpoint | None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quadriga.checkpoint.store import locate
+from quadriga.checkpoint.store import CheckpointStore, locate
 from quadriga.cli import run
 from quadriga.compat.verl_checkpoint import convert
 from quadriga.errors import CheckpointError
@@ -117,3 +117,14 @@ def test_a_run_that_should_go_on_from_verls_checkpoint_is_told_the_way(checkpoin
     with pytest.raises(CheckpointError, match="checkpoint of verl's") as caught:
         locate(checkpoint)
     assert "quadriga export" in str(caught.value)
+
+
+def test_a_run_in_a_directory_of_verls_does_not_begin_anew_unasked(checkpoint: Path) -> None:
+    """verl puts global_step_N into trainer.default_local_dir itself."""
+    store = CheckpointStore(checkpoint.parent / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"global_step_7 is a checkpoint of verl's") as caught:
+        store.find("auto")
+    assert "quadriga export" in caught.value.fix
+    assert "resume_mode=disable" in caught.value.fix
+    assert store.find("disable") is None
+    assert CheckpointStore(checkpoint.parent / "elsewhere" / "checkpoints").find("auto") is None
