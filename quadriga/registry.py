@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -185,6 +185,12 @@ def import_place(place: str, key: str) -> ModuleType:
             f"{key} names the module {place!r}, which cannot be found.",
             "put its folder on PYTHONPATH, or give the path of the file as 'path/to/file.py'",
         ) from error
+
+
+def import_libraries(places: str | Iterable[str] | None, key: str) -> None:
+    """Import modules or files for what they register; ConfigError for one that cannot be found."""
+    for place in [places] if isinstance(places, str) else places or ():
+        import_place(place, key)
 
 
 def _import_file(path: Path, key: str) -> ModuleType:

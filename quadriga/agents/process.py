@@ -113,6 +113,7 @@ class Agents:
             max_parallel_calls=given["max_parallel_calls"],
             max_response_length=given["max_tool_response_length"],
             truncate_side=given["tool_response_truncate_side"],
+            counts_rewards=given["tool_rewards"],
         )
         return Toolbox.from_config(given["tool_config_path"], given["function_tool_path"], given["tools"], limits)
 

@@ -18,7 +18,7 @@ async def run(task: Task, policy: Any) -> None:
             "the agent tools has no tools",
             "set actor_rollout_ref.rollout.multi_turn.tools, tool_config_path or function_tool_path",
         )
-    messages = task.messages
+    messages, counts = task.messages, task.tools.limits.counts_rewards
     session = task.tools.session((task.row.get("extra_info") or {}).get("tools_kwargs"))
     async with session as tools:
         while True:
@@ -29,8 +29,8 @@ async def run(task: Task, policy: Any) -> None:
             results = await tools.call_all(answer.tool_calls)
             failed = sum(result.error is not None for result in results)
             policy.count(tool_calls=len(results), tool_errors=failed)
-            if given := sum(result.reward for result in results):
+            if (given := sum(result.reward for result in results)) and counts:
                 policy.reward(given)
             messages += [result.message for result in results]
-    if given := sum(tools.rewards.values()):
+    if (given := sum(tools.rewards.values())) and counts:
         policy.reward(given)

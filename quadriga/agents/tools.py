@@ -49,6 +49,8 @@ class ToolLimits:
     """Characters of a result that the policy reads."""
     truncate_side: str = "middle"
     """Which part of a longer result is cut off: left, right or middle."""
+    counts_rewards: bool = True
+    """Whether what tools give is part of an episode's reward."""
     memory_limit_mb: int | None = 2048
     """Of one tool process."""
     start_timeout_s: float = 60.0

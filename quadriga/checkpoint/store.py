@@ -200,8 +200,8 @@ class CheckpointStore:
             _LOG.warning("what a dead process left in %s cannot be tidied up: %s", self.folder, error)
         found = _newest_good(self.folder)
         if found is None and (verls := _newest_of_verl(self.folder.parent)) is not None:
-            error = _not_ours(verls)
-            raise CheckpointError(error.what, f"{error.fix}; trainer.resume_mode=disable begins anew beside it")
+            refusal = _not_ours(verls)
+            raise CheckpointError(refusal.what, f"{refusal.fix}; trainer.resume_mode=disable begins anew beside it")
         return found
 
     def checkpoints(self) -> list[Checkpoint]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from quadriga.config.command_line import FLAGS_WITH_VALUE, parse_override, quote
+from quadriga.config.command_line import FLAGS_WITH_VALUE, LIBRARIES, parse_override, quote
 from quadriga.config.foreign_keys import ForeignTable, Kind, foreign_table
 from quadriga.config.key_problems import HYDRA_ONLY
 from quadriga.config.load import find_problems, keys_set_by_user, typed_config
@@ -22,6 +22,7 @@ from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
 from quadriga.config.typed import Problems, all_keys, default_of, is_free_form, nearest_keys
 from quadriga.errors import ConfigError
+from quadriga.registry import import_libraries
 
 SCHEMAS: dict[Kind, type] = {"rl": Config, "sft": SFTConfig}
 OWN_CONFIGS = ("ppo_trainer", "sft_trainer", "sft_trainer_engine")
@@ -142,6 +143,8 @@ def translate(arguments: list[str], kind: Kind = "rl", defaults: bool | None = N
     from quadriga.compat.verl_rules import assumed_defaults, rules_for
 
     given, for_hydra = read_arguments(arguments)
+    if kind == "rl":
+        import_libraries(given.get(LIBRARIES), LIBRARIES)
     result = Translation(kind, given, for_hydra=for_hydra)
     for key, value in given.items():
         _place(result, key, key, value)

@@ -40,6 +40,8 @@ def defaults_by_choice(command: Translation) -> dict[str, Any]:
         held["algorithm.filter_groups.max_num_gen_batches"] = NO_BOUND
     if f"{MODEL}.lora.rank" in command.given:
         held[f"{MODEL}.lora_alpha"] = 32
+    if any(given.get(f"{ROLLOUT}.multi_turn.{name}") for name in ("tool_config_path", "function_tool_path")):
+        held[f"{ROLLOUT}.multi_turn.tool_rewards"] = False
     if given.get("distillation.enabled") is True:
         mode = given.get(f"{TEACHING}.loss_mode", "k3")
         held[f"{TEACHING}.loss_mode"] = mode

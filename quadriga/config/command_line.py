@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "trainer" / "config"
+LIBRARIES = "actor_rollout_ref.model.external_lib"
 FILE_FLAG = "--config"
 """`--config my.yaml`: a file of the user's own with keys of the run."""
 FLAGS_WITH_VALUE = {
@@ -35,6 +36,13 @@ FLAGS_WITH_VALUE = {
     "--config-dir": "dir",
     "-cd": "dir",
 }
+
+
+def libraries_of(arguments: list[str]) -> Any:
+    """What the arguments set `external_lib` to: names that it registers are valid values of other keys."""
+    given = [a for a in arguments if a.lstrip("+").partition("=")[0] == LIBRARIES]
+    override = parse_override(given[-1])[1] if given else None
+    return None if override is None else override.value()
 
 
 def compose_screened(overrides: list[str], config_name: str, config_dir: Path) -> DictConfig:

@@ -17,7 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from quadriga.config.adapter_folder import take_adapter
 from quadriga.config.changes import follows_another_key, keys_set, value_at
 from quadriga.config.check import check
-from quadriga.config.command_line import CONFIG_DIR, compose_from_arguments, compose_screened, readable_overrides
+from quadriga.config.command_line import (
+    CONFIG_DIR,
+    LIBRARIES,
+    compose_from_arguments,
+    compose_screened,
+    libraries_of,
+    readable_overrides,
+)
 from quadriga.config.key_problems import HYDRA_ONLY, report_no_section, report_unknown, report_wrong_value
 from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
@@ -25,6 +32,7 @@ from quadriga.config.schema import Config
 from quadriga.config.supervised_check import check_supervised
 from quadriga.config.typed import Problems, all_keys, build, default_of, default_values
 from quadriga.errors import ConfigError
+from quadriga.registry import import_libraries
 
 __all__ = ["CONFIG_DIR", "as_plain_dict", "compose", "load_config", "screen_overrides"]
 
@@ -91,6 +99,8 @@ def typed_config(
 ) -> Schema:
     """The typed configuration; a key with a wrong value keeps its default, and combinations are not looked at."""
     merged = _merge(default_values(schema), _as_nested(source, schema), problems, schema)
+    if schema is Config:
+        import_libraries(merged["actor_rollout_ref"]["model"]["external_lib"], LIBRARIES)
     model = merged["actor_rollout_ref"]["model"] if schema is Config else merged["model"]
     name_run(merged, model.get("partial_pretrain") or model.get("path") or model.get("from_config"))
     values = _resolve(merged)
@@ -122,6 +132,8 @@ def screen_overrides(
             with the rest of the configuration too.
     """
     problems = Problems()
+    if schema is Config:
+        import_libraries(libraries_of(arguments), LIBRARIES)
     kept = readable_overrides(arguments, schema, problems)
     if problems.found:
         with suppress(ConfigError):  # it can be composed once the problems are solved

@@ -37,6 +37,10 @@ class ModelConfig:
     lora_adapter_path: str | None = key(
         None, "folder of a LoRA adapter to start from, as peft writes it; its rank, alpha and modules hold"
     )
+    external_lib: str | list[str] | None = key(
+        None,
+        "module or Python file of your own, or several, that driver and workers import first: it may register losses, estimators, models",
+    )
 
 
 @dataclass

@@ -64,6 +64,7 @@ class MultiTurnConfig:
     tool_response_truncate_side: str = key("middle", "where a longer one is cut", choices=("left", "right", "middle"))
     format: str = key("hermes", "how the policy writes tool calls", own="module:function")
     tools: list[str] = key([], "tools: calculator, python (the sandbox), or your own as file.py:name")
+    tool_rewards: bool = key(True, "add what tools give to the reward; False: it is told, and nobody learns from it")
     tool_timeout_s: float = key(
         30.0, "a tool call is killed after so long", unit="s", at_least=SHORTEST_S, at_most=LONGEST_S
     )

@@ -31,6 +31,10 @@ class LocalResourcePoolManager:
     def create_resource_pool(self) -> None:
         self.resource_pool_dict = {name: ResourcePool(sizes) for name, sizes in self.resource_pool_spec.items()}
 
+    def get_n_gpus(self) -> int:
+        """Slots in all pools."""
+        return sum(sum(sizes) for sizes in self.resource_pool_spec.values())
+
     def shutdown(self) -> None:
         self.resource_pool_dict = {}
 

@@ -16,6 +16,7 @@ from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
 from quadriga.host import usable_memory
 from quadriga.protocol import DataProto
+from quadriga.registry import import_libraries
 from quadriga.tracking.process_log import keep_output
 from quadriga.workers.callers_folder import enter_callers_folder
 from quadriga.workers.profiling import CallProfiler
@@ -54,6 +55,7 @@ class RunWorker(Worker):
         enter_callers_folder()
         if os.environ.get("WG_BACKEND") == "ray":  # else this is the process that started the run
             keep_output(config.trainer.default_local_dir, role, self.rank)
+        import_libraries(config.actor_rollout_ref.model.external_lib, "actor_rollout_ref.model.external_lib")
         self.config, self.role = config, role
         self._profiler = CallProfiler(config, role)
 

@@ -11,7 +11,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from hostile_tools import SCHEMA
 
 from quadriga.agents.builtin_tools import calculator
 from quadriga.agents.policy import ToolCall
+from quadriga.agents.task import Task
+from quadriga.agents.tool_agent import run as run_tool_agent
 from quadriga.agents.tool_host import ToolSource
 from quadriga.agents.tools import KINDS, Toolbox, ToolLimits, ToolResult, ToolSession
 from quadriga.errors import ConfigError
@@ -502,3 +506,30 @@ def test_a_session_counts_what_came_of_its_calls(hostile):
             return tools
 
     assert hostile(work).counts == {"calls": 3, "truncated": 1, "unknown_tool": 1}
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_what_tools_give_is_part_of_the_reward_unless_it_is_only_told(tmp_path, counts):
+    """As in verl with `multi_turn.tool_rewards=False`: rewards of calls and at the end are no one's to learn from."""
+
+    class Policy:
+        def __init__(self) -> None:
+            self.given: list[float] = []
+            self.calls: list[tuple[ToolCall, ...]] = [(call("counter", by=3),), ()]
+
+        async def generate(self, messages: Any, tools: Any) -> Any:
+            return SimpleNamespace(message={"role": "assistant", "content": ""}, tool_calls=self.calls.pop(0))
+
+        def reward(self, value: float) -> None:
+            self.given.append(value)
+
+        def count(self, **figures: int) -> None: ...
+
+    async def work(toolbox: Toolbox) -> Any:
+        policy = Policy()
+        task = Task({"extra_info": {}}, "count", "uid", 0, 1, tools=toolbox)
+        await run_tool_agent(task, policy)
+        return policy.given
+
+    given = run(work, counter(tmp_path), limits=replace(LIMITS, counts_rewards=counts))
+    assert given == ([0.1, 3.0] if counts else [])

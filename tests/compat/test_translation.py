@@ -108,7 +108,7 @@ def test_layout_and_engine_options_are_set_aside_with_a_word() -> None:
         (f"+{ROLLOUT}.engine_kwargs.sglang.top_k=3", "changes what is sampled"),
         (f"{ROLLOUT}.max_model_len=600", "would be cut"),
         (f"{ACTOR}.optim.optimizer=Muon", "AdamW"),
-        (f"{A}.model.external_lib=my_code", "imports no code"),
+        ("critic.model.external_lib=my_code", "imported by every worker"),
         ("data.gen_batch_size=96", "trains on that many prompts"),
         (f"{ACTOR}.optim.num_cycles=2", "falls once"),
         ("trainer.totl_epochs=3", "neither Quadriga nor"),

@@ -319,3 +319,9 @@ def test_a_task_and_teachers_of_different_clips_cannot_share_a_loss() -> None:
     refused = translate([*both, f"{ACTOR}.clip_ratio_high=0.28"]).refusals
     assert [row.key for row in refused] == [f"{TEACHING}.use_policy_gradient"]
     assert accepted([*both, f"{ACTOR}.clip_ratio_high=0.28", f"{TEACHING}.clip_ratio_high=0.28"])
+
+
+def test_what_tools_give_is_told_and_not_learnt_from_as_in_verl() -> None:
+    tools = [f"{ROLLOUT}.agent.default_agent_loop=tool_agent", f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml"]
+    assert accepted([*GRPO, *tools]).settings[f"{ROLLOUT}.multi_turn.tool_rewards"] is False
+    assert f"{ROLLOUT}.multi_turn.tool_rewards" not in accepted(list(GRPO)).settings

@@ -16,6 +16,8 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
+from importlib.resources.abc import TraversableResources
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +29,7 @@ MODULES: dict[str, str | None] = {
     "verl": f"{HERE}.root",
     "verl.protocol": "quadriga.protocol",
     "verl.base_config": f"{HERE}.configs",
+    "verl.version": f"{HERE}.root",
     # single_controller
     "verl.single_controller": f"{HERE}.single_controller",
     "verl.single_controller.base": f"{HERE}.single_controller",
@@ -39,9 +42,12 @@ MODULES: dict[str, str | None] = {
     "verl.trainer": None,
     "verl.trainer.constants_ppo": "quadriga.trainer.constants_ppo",
     "verl.trainer.main_ppo": f"{HERE}.trainer",
+    "verl.trainer.main_ppo_v0": f"{HERE}.trainer",
     "verl.trainer.fsdp_sft_trainer": f"{HERE}.trainer",
     "verl.trainer.sft_trainer": f"{HERE}.trainer",
     "verl.trainer.config": f"{HERE}.configs",
+    "verl.trainer.config.algorithm": f"{HERE}.configs",
+    "verl.trainer.config.config": f"{HERE}.configs",
     "verl.trainer.ppo": None,
     "verl.trainer.ppo.core_algos": f"{HERE}.core_algos",
     "verl.trainer.ppo.ray_trainer": f"{HERE}.trainer",
@@ -51,14 +57,25 @@ MODULES: dict[str, str | None] = {
     "verl.trainer.ppo.reward": f"{HERE}.rewards",
     # utils
     "verl.utils": f"{HERE}.utilities",
+    "verl.utils.checkpoint": f"{HERE}.utilities",
+    "verl.utils.checkpoint.checkpoint_manager": f"{HERE}.utilities",
     "verl.utils.config": f"{HERE}.configs",
+    "verl.utils.device": f"{HERE}.devices",
     "verl.utils.fs": f"{HERE}.utilities",
-    "verl.utils.device": f"{HERE}.utilities",
+    "verl.utils.hdfs_io": f"{HERE}.utilities",
     "verl.utils.import_utils": f"{HERE}.utilities",
-    "verl.utils.tokenizer": f"{HERE}.utilities",
+    "verl.utils.logger": f"{HERE}.utilities",
+    "verl.utils.logger.aggregate_logger": f"{HERE}.utilities",
+    "verl.utils.memory_utils": f"{HERE}.devices",
     "verl.utils.model": f"{HERE}.utilities",
-    "verl.utils.profiler": f"{HERE}.utilities",
+    "verl.utils.profiler": f"{HERE}.devices",
+    "verl.utils.profiler.performance": f"{HERE}.devices",
+    "verl.utils.profiler.profile": f"{HERE}.devices",
     "verl.utils.py_functional": f"{HERE}.utilities",
+    "verl.utils.ray_utils": f"{HERE}.utilities",
+    "verl.utils.rollout_skip": f"{HERE}.utilities",
+    "verl.utils.rollout_trace": f"{HERE}.utilities",
+    "verl.utils.tokenizer": f"{HERE}.utilities",
     "verl.utils.tracking": f"{HERE}.utilities",
     "verl.utils.torch_functional": f"{HERE}.torch_functional",
     "verl.utils.seqlen_balancing": f"{HERE}.seqlen_balancing",
@@ -66,18 +83,34 @@ MODULES: dict[str, str | None] = {
     "verl.utils.metric.utils": f"{HERE}.metrics",
     "verl.utils.debug": f"{HERE}.metrics",
     "verl.utils.debug.metrics": f"{HERE}.metrics",
-    "verl.utils.reward_score": f"{HERE}.rewards",
+    "verl.utils.debug.performance": f"{HERE}.devices",
+    "verl.utils.reward_score": f"{HERE}.scorers",
+    "verl.utils.reward_score.geo3k": f"{HERE}.scorers:geo3k",
     "verl.utils.reward_score.gsm8k": "quadriga.rewards.scorers.gsm8k",
-    "verl.utils.reward_score.math_reward": f"{HERE}.math_reward",
-    "verl.utils.reward_score.math": f"{HERE}.math_reward",
-    "verl.utils.reward_score.math_verify": f"{HERE}.math_reward",
+    "verl.utils.reward_score.math": f"{HERE}.scorers:math_reward",
+    "verl.utils.reward_score.math_batch": f"{HERE}.scorers:math_batch",
+    "verl.utils.reward_score.math_dapo": f"{HERE}.scorers:math_dapo",
+    "verl.utils.reward_score.math_reward": f"{HERE}.scorers:math_reward",
+    "verl.utils.reward_score.math_verify": f"{HERE}.scorers:math_verify",
+    "verl.utils.reward_score.prime_code": f"{HERE}.scorers:prime_code",
+    "verl.utils.reward_score.prime_math": f"{HERE}.scorers:prime_math",
+    "verl.utils.reward_score.search_r1_like_qa_em": f"{HERE}.scorers:search_r1_like_qa_em",
     "verl.utils.dataset": f"{HERE}.datasets",
     "verl.utils.dataset.rl_dataset": f"{HERE}.datasets",
     "verl.utils.dataset.sft_dataset": f"{HERE}.datasets",
     "verl.utils.dataset.multiturn_sft_dataset": f"{HERE}.datasets",
     # workers
     "verl.workers": None,
+    "verl.workers.engine_workers": f"{HERE}.workers",
+    "verl.workers.fsdp_workers": f"{HERE}.workers",
     "verl.workers.config": f"{HERE}.configs",
+    "verl.workers.config.actor": f"{HERE}.configs",
+    "verl.workers.config.critic": f"{HERE}.configs",
+    "verl.workers.config.engine": f"{HERE}.configs",
+    "verl.workers.config.model": f"{HERE}.configs",
+    "verl.workers.config.optimizer": f"{HERE}.configs",
+    "verl.workers.config.reward_model": f"{HERE}.configs",
+    "verl.workers.config.rollout": f"{HERE}.configs",
     "verl.workers.reward_manager": f"{HERE}.rewards",
     "verl.workers.reward_manager.abstract": f"{HERE}.rewards",
     "verl.workers.reward_manager.registry": f"{HERE}.rewards",
@@ -85,20 +118,29 @@ MODULES: dict[str, str | None] = {
     "verl.workers.reward_manager.batch": f"{HERE}.rewards",
     "verl.workers.reward_manager.dapo": f"{HERE}.rewards",
     "verl.workers.reward_manager.prime": f"{HERE}.rewards",
+    # tools
+    "verl.tools": f"{HERE}.tools",
+    "verl.tools.base_tool": f"{HERE}.tools",
+    "verl.tools.function_tool": f"{HERE}.tools",
+    "verl.tools.gsm8k_tool": f"{HERE}.tools",
+    "verl.tools.schemas": f"{HERE}.tools",
     # experimental
     "verl.experimental": None,
     "verl.experimental.dataset": None,
     "verl.experimental.dataset.sampler": f"{HERE}.datasets",
     "verl.experimental.reward": f"{HERE}.rewards",
     "verl.experimental.reward_loop": f"{HERE}.rewards",
+    "verl.experimental.reward_loop.reward_loop": f"{HERE}.rewards",
     "verl.experimental.reward_loop.reward_manager": f"{HERE}.rewards",
     "verl.experimental.reward_loop.reward_manager.base": f"{HERE}.rewards",
     "verl.experimental.reward_loop.reward_manager.registry": f"{HERE}.rewards",
     "verl.experimental.reward_loop.reward_manager.naive": f"{HERE}.rewards",
     "verl.experimental.reward_loop.reward_manager.dapo": f"{HERE}.rewards",
     "verl.experimental.reward_loop.reward_manager.limited": f"{HERE}.rewards",
+    "verl.experimental.reward_loop.reward_manager.remote": f"{HERE}.rewards",
 }
-"""verl's modules → the modules here that have their names; None for packages that only hold others."""
+"""verl's modules → the modules here that have their names, or `module:Class` where a class holds them; None for packages that only
+hold others."""
 
 MISSING = "Quadriga's alias of verl, which has no counterpart of that name: docs/coming_from.md"
 
@@ -107,11 +149,10 @@ class AliasModule(ModuleType):
     """A module of verl's: its names are looked up in the module behind it, which is imported when the first is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        target = MODULES[self.__name__]
         if name == "__all__":
-            return [] if target is None else [n for n in dir(importlib.import_module(target)) if not n.startswith("_")]
-        if target is not None and (not name.startswith("__") or name == "__version__"):
-            found = getattr(importlib.import_module(target), name, _NOTHING)
+            return [n for n in dir(_behind(self.__name__)) if not n.startswith("_")]
+        if not name.startswith("__") or name == "__version__":
+            found = getattr(_behind(self.__name__), name, _NOTHING)
             if found is not _NOTHING:
                 return found
         if f"{self.__name__}.{name}" in MODULES:
@@ -119,12 +160,20 @@ class AliasModule(ModuleType):
         raise AttributeError(f"{self.__name__}.{name} has no counterpart in Quadriga (docs/coming_from.md)")
 
     def __dir__(self) -> list[str]:
-        target = MODULES[self.__name__]
-        behind = [] if target is None else dir(importlib.import_module(target))
+        behind = dir(_behind(self.__name__))
         return sorted({*super().__dir__(), *(name for name in behind if not name.startswith("_"))})
 
 
 _NOTHING = object()
+
+
+def _behind(module: str) -> object:
+    """What has the names of one of verl's modules."""
+    place, _, inner = (MODULES[module] or "").partition(":")
+    if not place:
+        return None
+    found = importlib.import_module(place)
+    return getattr(found, inner) if inner else found
 
 
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -141,7 +190,7 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 name=fullname,
             )
         spec = importlib.machinery.ModuleSpec(fullname, self, origin=MISSING, is_package=True)
-        spec.submodule_search_locations = _config_folder() if fullname == "verl.trainer.config" else []
+        spec.submodule_search_locations = []
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -150,6 +199,10 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         # Python names the file of a module that lacks a name, and so says what it is.
         module.__file__ = MISSING
+
+    def get_resource_reader(self, fullname: str) -> TraversableResources | None:
+        """For Hydra: what lies in `pkg://verl.trainer.config`."""
+        return _ConfigFolder() if fullname == "verl.trainer.config" else None
 
     def get_code(self, fullname: str) -> Any:
         """For `python -m`: what `verl.trainer.main_ppo` does as a program."""
@@ -160,11 +213,11 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         )
 
 
-def _config_folder() -> list[str]:
-    """Where a recipe's `pkg://verl.trainer.config` finds ppo_trainer.yaml: Quadriga's own, complete file."""
-    from quadriga.config.command_line import CONFIG_DIR
+class _ConfigFolder(TraversableResources):
+    """Where a recipe finds ppo_trainer.yaml: verl's keys with verl's defaults."""
 
-    return [str(CONFIG_DIR)]
+    def files(self) -> Path:
+        return Path(__file__).parent / "config"
 
 
 def install() -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from quadriga.algorithms import apply_kl_penalty as _apply_kl_penalty
-from quadriga.compat.verl.core_algos import _accepted, _advantage, _plain_name, get_adv_estimator_fn
+from quadriga.compat.verl.core_algos import (
+    _accepted,
+    _advantage,
+    _plain_name,
+    _read,
+    compute_pf_ppo_reweight_data,
+    get_adv_estimator_fn,
+)
 from quadriga.protocol import DataProto
 
 OPTIONAL = ("values", "reward_baselines", "sum_pi_squared", "rollout_is_weights")
@@ -61,4 +68,8 @@ def compute_advantage(
         call = {key: value for key, value in call.items() if key not in ("non_tensor_batch", "batch", "old_log_probs")}
     advantages, returns = function(**(call if plain else _accepted(function, call)))
     tensors["advantages"], tensors["returns"] = advantages, returns
+    if name == "gae" and _read(config, "use_pf_ppo", False):
+        options = _read(config, "pf_ppo", {})
+        how = _read(options, "reweight_method", "pow"), _read(options, "weight_pow", 2.0)
+        return compute_pf_ppo_reweight_data(data, *how)
     return data

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from quadriga.compat.translation import translate
-from quadriga.config import load_config
+from quadriga.compat.command import show
+from quadriga.compat.translation import as_argument, translate
+from quadriga.compat.verl.whole_config import differences
+from quadriga.config import Config, load_config
 from quadriga.config import schema_algorithm as _algorithm
 from quadriga.config import schema_models as _models
 from quadriga.config import schema_roles as _roles
@@ -71,6 +73,13 @@ PolicyLossConfig = _config("PolicyLossConfig", _roles.PolicyLossConfig)
 OptimizerConfig = _config("OptimizerConfig", _models.OptimConfig)
 FSDPOptimizerConfig = _config("FSDPOptimizerConfig", _models.OptimConfig)
 FSDPEngineConfig = _config("FSDPEngineConfig", _models.FSDPConfig)
+AgentLoopConfig = _config("AgentLoopConfig", _rollout.AgentConfig)
+MultiTurnConfig = _config("MultiTurnConfig", _rollout.MultiTurnConfig)
+DistillationConfig = _config("DistillationConfig", _algorithm.DistillationConfig)
+DistillationLossConfig = _config("DistillationLossConfig", _algorithm.DistillationLossConfig)
+CheckpointConfig = _config("CheckpointConfig", object)
+RouterReplayConfig = _config("RouterReplayConfig", object)
+ProfilerConfig = _config("ProfilerConfig", _models.ProfilerConfig)
 HFModelConfig = _config("HFModelConfig", _models.ModelConfig)
 RewardModelConfig = _config("RewardModelConfig", _roles.RewardModelConfig)
 AlgoConfig = _config("AlgoConfig", _algorithm.AlgorithmConfig)
@@ -98,17 +107,23 @@ def validate_config(config: Any, use_reference_policy: bool = False, use_critic:
 
 
 def understood(config: Any) -> dict[str, Any]:
-    """A whole configuration with verl's keys, as Quadriga's; verl's defaults are not added.
+    """A whole configuration with verl's keys, as Quadriga's; verl's defaults hold where it leaves something open.
 
     Raises:
         ConfigError: a key is refused.
     """
-    from omegaconf import OmegaConf
-
-    from quadriga.compat.translation import as_argument, flattened
-
-    plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else dict(config)
-    keys = flattened({str(name): value for name, value in dict(plain).items() if name not in ("hydra", "defaults")})  # type: ignore[arg-type]
-    translation = translate([f"{key}={as_argument(value)}" for key, value in keys.items()], defaults=False)
+    translation = translate([f"{key}={as_argument(value)}" for key, value in differences(config).items()])
+    if translation.rows.keys() not in _SHOWN:
+        _SHOWN.append(translation.rows.keys())
+        show(translation)
     translation.raise_if_refused()
     return translation.nested()
+
+
+_SHOWN: list[Any] = []
+"""The keys of the tables that this process has printed."""
+
+
+def as_checked(config: Any) -> Config:
+    """A configuration with verl's keys, or one of Quadriga's, typed and checked."""
+    return config if isinstance(config, Config) else load_config(understood(config))

@@ -7,7 +7,7 @@ one number by `loss_agg_mode`. A group of one response has advantage 0 here (in 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, StrEnum
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from quadriga.algorithms import (
     get_adv_estimator,
     get_policy_loss,
     kl_estimate,
+    policy_loss_names,
     value_loss,
 )
 from quadriga.algorithms import (
@@ -95,6 +96,25 @@ def register_adv_est(name_or_enum: str | AdvantageEstimator) -> Callable[[Callab
 
 _OWN_ESTIMATORS: dict[str, Callable[..., Any]] = {}
 _OWN_LOSSES: dict[str, Callable[..., Any]] = {}
+
+
+class _Known(Mapping[str, Callable[..., Any]]):
+    """A registry as verl shows it: name → function with verl's arguments."""
+
+    def __init__(self, names: Callable[[], Iterable[str]], find: Callable[[str], Callable[..., Any]]) -> None:
+        self.names, self.find = names, find
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        try:
+            return self.find(name)
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(list(self.names()))
 
 
 def get_adv_estimator_fn(name_or_enum: str | AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -167,8 +187,6 @@ def get_policy_loss_fn(name: str) -> Callable[..., tuple[Tensor, dict[str, float
     Raises:
         ValueError: there is none.
     """
-    from quadriga.algorithms import policy_loss_names
-
     if name in _OWN_LOSSES:
         return _OWN_LOSSES[name]
     if name in ("clip_cov", "kl_cov", "bypass_mode"):
@@ -176,6 +194,11 @@ def get_policy_loss_fn(name: str) -> Callable[..., tuple[Tensor, dict[str, float
     if name not in policy_loss_names():
         raise ValueError(f"unknown policy loss {name!r}; known: {', '.join(policy_loss_names())}")
     return partial(_policy_loss, name)
+
+
+ADV_ESTIMATOR_REGISTRY = _Known(adv_estimator_names, get_adv_estimator_fn)
+POLICY_LOSS_REGISTRY = _Known(policy_loss_names, get_policy_loss_fn)
+PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
 
 
 def _call_it_like(here: Any, function: Callable[..., Any]) -> None:

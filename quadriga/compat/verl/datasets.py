@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
-from quadriga.data import create_rl_dataset, create_rl_sampler
+from omegaconf import OmegaConf
+
+from quadriga.config.load import typed_config
+from quadriga.config.schema import DataConfig
+from quadriga.config.typed import Problems
+from quadriga.data import create_rl_dataset as _create_rl_dataset
+from quadriga.data import create_rl_sampler as _create_rl_sampler
 from quadriga.data.collate import collate_prompts
 from quadriga.data.rl_dataset import RLDataset
 from quadriga.data.sft_dataset import SFTDataset as _SFTDataset
@@ -74,6 +81,43 @@ class MultiTurnSFTDataset(SFTDataset):
         super().__init__(parquet_files, tokenizer, whole, max_samples)
 
 
+def create_rl_dataset(
+    data_paths: Any,
+    data_config: Any,
+    tokenizer: Any,
+    processor: Any = None,
+    is_train: bool = True,
+    max_samples: int = -1,
+) -> Any:
+    """Prompts by a section `data`, verl's or Quadriga's; a class of `data.custom_cls` is given the section as it is."""
+    own = get_dataset_class(data_config)
+    if own is not RLHFDataset:
+        return own(
+            data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config, max_samples=max_samples
+        )
+    return _create_rl_dataset(data_paths, _typed(data_config), tokenizer, processor, is_train, max_samples)
+
+
+def create_rl_sampler(data_config: Any, dataset: Any) -> Any:
+    """The sampler of a section `data`, verl's or Quadriga's; a class of `data.sampler` is given the section as it is."""
+    sampler = _read(data_config, "sampler", {})
+    if not _read(sampler, "class_path", None):
+        return _create_rl_sampler(_typed(data_config), dataset)
+    from quadriga.compat.verl.utilities import load_extern_object
+
+    own = load_extern_object(_read(sampler, "class_path", ""), _read(sampler, "class_name", ""))
+    return state_of(own(data_source=dataset, data_config=data_config))
+
+
+def _typed(data_config: Any) -> DataConfig:
+    """The section with Quadriga's keys alone; what verl leaves open has Quadriga's default."""
+    if isinstance(data_config, DataConfig):
+        return data_config
+    given = {field.name: _read(data_config, field.name, None) for field in fields(DataConfig)}
+    plain = OmegaConf.to_container(OmegaConf.create({k: v for k, v in given.items() if v is not None}), resolve=True)
+    return typed_config({"data": plain}, Problems()).data
+
+
 def collate_fn(data_list: list[dict[str, Any]]) -> dict[str, Any]:
     """Items as one dict: tensors stacked on the left-padded width, everything else as object arrays."""
     batch = collate_prompts(data_list, pad_token_id=0)
@@ -88,6 +132,40 @@ def get_dataset_class(data_config: Any) -> type:
     from quadriga.compat.verl.utilities import load_extern_object
 
     return load_extern_object(_read(custom, "path", ""), _read(custom, "name", ""))
+
+
+class _Counted:
+    """A sampler of torch's kind, as the loader wants them: it can tell how many positions of an epoch it has given."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self._given, self._to_skip = sampler, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        skip, self._to_skip, self._given = self._to_skip, 0, 0
+        for position in self.sampler:
+            self._given += 1
+            if self._given > skip:
+                yield int(position)
+        self._given = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self._given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._to_skip = int(state.get("given", 0))
+
+    def update(self, batch: Any) -> None:
+        if hasattr(self.sampler, "update"):
+            self.sampler.update(batch)
+
+
+def state_of(sampler: Any) -> Any:
+    """The sampler itself, or with what the loader asks of one beside positions."""
+    complete = all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "update"))
+    return sampler if complete else _Counted(sampler)
 
 
 class AbstractSampler:

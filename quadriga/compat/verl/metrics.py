@@ -276,3 +276,8 @@ def calculate_debug_metrics(data: Any) -> dict[str, float]:
         "training/rollout_probs_diff_std": difference.std().item(),
         "training/rollout_actor_probs_pearson_corr": pearson_correlation_coefficient(actor, rollout, mask),
     }
+
+
+def compute_variance_proxy_metrics(batch: Any, gradient_norm: float | None = None) -> dict[str, float]:
+    """Nothing: how much of a gradient is noise is not estimated."""
+    return {}

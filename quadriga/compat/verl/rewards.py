@@ -1,4 +1,4 @@
-"""verl's reward names: `verl.trainer.ppo.reward`, `verl.workers.reward_manager`, `verl.utils.reward_score`, the reward loop."""
+"""verl's reward names: `verl.trainer.ppo.reward`, `verl.workers.reward_manager` and the reward loop."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
 import torch
 
-from quadriga.errors import QuadrigaError, RewardError
+from quadriga.compat.verl.scorers import default_compute_score
+from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
 from quadriga.rewards import load_reward_manager as _load_reward_manager
 from quadriga.rewards.managers import BatchRewardManager, DAPORewardManager, NaiveRewardManager, manager_class
+from quadriga.rewards.managers.limited import RateLimitedRewardManager
 from quadriga.rewards.managers.registry import register_manager
 
-__all__ = ["BatchRewardManager", "DAPORewardManager", "NaiveRewardManager", "PrimeRewardManager"]
+__all__ = [
+    "BatchRewardManager",
+    "DAPORewardManager",
+    "GDPORewardManager",
+    "NaiveRewardManager",
+    "PrimeRewardManager",
+    "RateLimitedRewardManager",
+    "RemoteRewardManager",
+]
 
-PrimeRewardManager = NaiveRewardManager
-"""Scoring always runs in parallel processes."""
+PrimeRewardManager = RemoteRewardManager = GDPORewardManager = NaiveRewardManager
+"""Scoring always runs in parallel processes, and keeps all that the function tells."""
 
 # ---- Reward managers
 
@@ -107,6 +117,14 @@ class RewardManagerBase(metaclass=_FittingCall):
         return await asyncio.gather(*(self.run_single(data[i : i + 1]) for i in range(len(data))))
 
 
+RewardLoopManagerBase = RewardManagerBase
+
+
+def migrate_legacy_reward_impl(config: Any) -> Any:
+    """`config` itself: old and new spellings of rewards are both read."""
+    return config
+
+
 # ---- verl.trainer.ppo.reward
 
 
@@ -146,32 +164,20 @@ def compute_reward(data: DataProto, reward_fn: Any) -> tuple[torch.Tensor, dict[
     return result["reward_tensor"], result.get("reward_extra_info", {})
 
 
+def __getattr__(name: str) -> Any:
+    """`compute_reward_async`: the same in a process of Ray's, which only then is needed."""
+    if name != "compute_reward_async":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import ray
+
+    return ray.remote(num_cpus=1)(_compute_reward_there)
+
+
+def _compute_reward_there(data: DataProto, config: Any = None, tokenizer: Any = None, reward_fn: Any = None) -> Any:
+    return compute_reward(data, reward_fn or load_reward_manager(config, tokenizer, num_examine=0))
+
+
 def extract_reward(batch: DataProto) -> tuple[torch.Tensor, dict[str, Any]]:
     """The scores that a batch holds already, and the columns that its meta information calls extra."""
     keys = batch.meta_info.get("reward_extra_keys", [])
     return batch.batch["rm_scores"], {key: batch.non_tensor_batch[key] for key in keys}
-
-
-# ---- verl.utils.reward_score
-
-
-def default_compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
-) -> float | dict[str, Any]:
-    """The score of the scorer that Quadriga has for a data source; a dict where it says more than a number.
-
-    Raises:
-        NotImplementedError: there is no scorer for this source.
-    """
-    from quadriga.rewards.scorers import known_sources, score
-
-    try:
-        result = score(data_source, solution_str, ground_truth, dict(extra_info or {}))
-    except RewardError as error:
-        if "unknown data source" in str(error).lower() or data_source not in known_sources():
-            raise NotImplementedError(f"no reward function for {data_source!r}: {error}") from None
-        raise
-    return float(result["score"]) if isinstance(result, dict) else float(result)
-
-
-_default_compute_score = default_compute_score

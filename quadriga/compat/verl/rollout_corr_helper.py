@@ -18,10 +18,12 @@ from quadriga.algorithms.correction import accepted as accepted_by
 from quadriga.algorithms.correction import effective_sample_size, importance_weights
 from quadriga.algorithms.masked import as_bool
 from quadriga.compat.verl.torch_functional import masked_mean
-from quadriga.config.rollout_correction import turned
+from quadriga.config.rollout_correction import REJECTIONS, turned
 from quadriga.protocol import DataProto
 
 PREFIX = "rollout_corr/"
+SUPPORTED_ROLLOUT_RS_OPTIONS = {name for name in REJECTIONS if name != "seq_max_k1"}
+TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {name for name in REJECTIONS if name.startswith("token_")}
 SAFETY_BOUND = LOG_RATIO_BOUND
 
 

@@ -22,6 +22,11 @@ def ceildiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def roundup_divisible(a: int, b: int) -> int:
+    """The smallest multiple of `b` that is not below `a`."""
+    return ceildiv(a, b) * b
+
+
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[int] | Tensor, k_partitions: int, equal_size: bool
 ) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quadriga.controller import (
@@ -28,6 +28,7 @@ from quadriga.controller.dispatch import MODES, DispatchMode
 from quadriga.controller.group import WorkerGroup
 
 __all__ = [
+    "DISPATCH_MODE_FN_REGISTRY",
     "MAGIC_ATTR",
     "ClassWithInitArgs",
     "Dispatch",
@@ -40,9 +41,17 @@ __all__ = [
     "SubRayResourcePool",
     "Worker",
     "WorkerGroup",
+    "collect_all_to_all",
+    "collect_dp_compute",
+    "collect_dp_compute_data_proto",
     "create_colocated_worker_cls",
     "create_colocated_worker_cls_fused",
     "create_colocated_worker_raw_cls",
+    "dispatch_all_to_all",
+    "dispatch_dp_compute",
+    "dispatch_dp_compute_data_proto",
+    "dispatch_dp_compute_data_proto_with_func",
+    "dispatch_one_to_all",
     "get_predefined_dispatch_fn",
     "get_predefined_execute_fn",
     "make_nd_compute_dataproto_dispatch_fn",
@@ -105,6 +114,29 @@ def create_colocated_worker_raw_cls(class_dict: Mapping[Any, _RayClassWithInitAr
     name = "Colocated_" + "_".join(str(role) for role in class_dict)
     return type(name, (Worker,), {"colocated_roles": dict(class_dict)})
 
+
+dispatch_one_to_all, collect_all_to_all = MODES[Dispatch.ONE_TO_ALL].dispatch_fn, MODES[Dispatch.ONE_TO_ALL].collect_fn
+dispatch_all_to_all = MODES[Dispatch.ALL_TO_ALL].dispatch_fn
+dispatch_dp_compute, collect_dp_compute = MODES[Dispatch.DP_COMPUTE].dispatch_fn, MODES[Dispatch.DP_COMPUTE].collect_fn
+dispatch_dp_compute_data_proto = MODES[Dispatch.DP_COMPUTE_PROTO].dispatch_fn
+collect_dp_compute_data_proto = MODES[Dispatch.DP_COMPUTE_PROTO].collect_fn
+dispatch_dp_compute_data_proto_with_func = MODES[Dispatch.DP_COMPUTE_PROTO_WITH_FUNC].dispatch_fn
+
+
+class _PairsOfModes(Mapping[Any, dict[str, Any]]):
+    """The modes as verl's registry shows them: a name → its pair of functions."""
+
+    def __getitem__(self, name: Any) -> dict[str, Any]:
+        return get_predefined_dispatch_fn(name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(MODES)
+
+    def __len__(self) -> int:
+        return len(MODES)
+
+
+DISPATCH_MODE_FN_REGISTRY = _PairsOfModes()
 
 create_colocated_worker_cls_fused = create_colocated_worker_cls
 

@@ -150,6 +150,43 @@ def postprocess_data(
     return input_ids[..., kept], attention_mask[..., kept]
 
 
+def tokenize_and_postprocess_data(
+    prompt: str, tokenizer: Any, max_length: int, pad_token_id: int, left_pad: bool = True, truncation: str = "error"
+) -> tuple[Tensor, Tensor]:
+    """A text as ids and mask `[1, max_length]`; see `postprocess_data`."""
+    told = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    return postprocess_data(
+        told["input_ids"], told["attention_mask"], max_length, pad_token_id, left_pad=left_pad, truncation=truncation
+    )
+
+
+def log_probs_from_logits_response(input_ids: Tensor, logits: Tensor, response_length: int) -> Tensor:
+    """Log-probs of the last `response_length` tokens, `[B, R]`, from logits of whole rows."""
+    return logprobs_from_logits(logits[:, -response_length - 1 : -1], input_ids[:, -response_length:])
+
+
+def split_dict_tensor_into_batches(tensors: Any, batch_size: int) -> list[Any]:
+    """A TensorDict in equal parts.
+
+    Raises:
+        AssertionError: its rows do not divide.
+    """
+    if tensors.batch_size[0] % batch_size:
+        raise AssertionError(f"{tensors.batch_size[0]} rows cannot be split by {batch_size}")
+    return list(tensors.split(batch_size))
+
+
+def distributed_masked_mean(local_tensor: Tensor, local_mask: Tensor) -> Tensor:
+    """Mean of the selected elements of all ranks."""
+    both = torch.stack([masked_sum(local_tensor, local_mask), local_mask.sum().to(local_tensor.dtype)])
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(both)
+    return both[0] / both[1]
+
+
+def check_device_is_available() -> None: ...
+
+
 def compute_grad_norm(model: torch.nn.Module) -> float:
     """Sum of the squares of all gradients."""
     return sum(float(p.grad.detach().square().sum()) for p in model.parameters() if p.grad is not None)

@@ -1,7 +1,6 @@
 """`verl.trainer.main_ppo`, `verl.trainer.ppo.ray_trainer` and the supervised entries: runs with verl's configuration.
 
-Recipes subclass `TaskRunner` (which roles a run has and where they live) or `RayPPOTrainer` (what a step does, in
-Quadriga's methods: `fit`, `next_scored_batch`, `add_advantages`, `update`, `validate`, …).
+Recipes subclass `TaskRunner` (which roles a run has and where they live) or `RayPPOTrainer` (see `driver`).
 """
 
 from __future__ import annotations
@@ -10,49 +9,71 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from quadriga.checkpoint.store import CheckpointStore
 from quadriga.compat.verl.batch_functions import apply_kl_penalty, compute_advantage, compute_response_mask
-from quadriga.compat.verl.configs import understood
-from quadriga.config import Config, as_plain_dict, load_config
+from quadriga.compat.verl.configs import as_checked
+from quadriga.compat.verl.core_algos import AdvantageEstimator
+from quadriga.compat.verl.datasets import create_rl_dataset, create_rl_sampler
+from quadriga.compat.verl.devices import _timer, auto_set_device, marked_timer
+from quadriga.compat.verl.driver import RayPPOTrainer
+from quadriga.compat.verl.rewards import get_custom_reward_fn
+from quadriga.compat.verl.single_controller import Worker
+from quadriga.compat.verl.whole_config import completed
+from quadriga.compat.verl.workers import ActorRolloutRefWorker, plain_class
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model
 from quadriga.controller import ResourcePoolManager
-from quadriga.data import create_rl_dataset, create_rl_sampler
-from quadriga.tracking.run_directory import RunDirectory
-from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.main_ppo import TaskRunner as _TaskRunner
 from quadriga.trainer.main_ppo import run_ppo as _run_ppo
-from quadriga.trainer.ppo.journal import Journal
-from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer as _RayPPOTrainer
 from quadriga.trainer.ppo.role import Role
 
 __all__ = [
+    "AdvantageEstimator",
     "RayPPOTrainer",
     "ResourcePoolManager",
     "Role",
     "TaskRunner",
+    "WorkerType",
+    "_timer",
     "apply_kl_penalty",
     "auto_set_device",
     "compute_advantage",
     "compute_response_mask",
     "create_rl_dataset",
     "create_rl_sampler",
+    "get_custom_reward_fn",
     "main",
+    "marked_timer",
     "need_critic",
     "need_reference_policy",
     "need_reward_model",
+    "need_teacher_policy",
     "run_ppo",
     "run_sft",
 ]
 
 
-def as_checked(config: Any) -> Config:
-    """A configuration with verl's keys, or one of Quadriga's, typed and checked."""
-    return config if isinstance(config, Config) else load_config(understood(config))
+WorkerType = type[Worker]
 
 
 def run_ppo(config: Any, task_runner_class: Any = None) -> None:
-    """A whole run. The runner gets the complete configuration, in Quadriga's keys, as an OmegaConf object."""
-    _run_ppo(OmegaConf.create(as_plain_dict(as_checked(config))), task_runner_class)
+    """A whole run. The runner gets verl's configuration, with every key that verl has."""
+    given = completed(config)
+    _run_ppo(as_checked(config), _given(plain_class(task_runner_class or TaskRunner), given))
+
+
+def _given(runner_class: Any, config: DictConfig) -> Any:
+    """A runner that is conducted with this configuration."""
+
+    class Runner(runner_class):
+        def run(self, _: Any) -> Any:
+            return super().run(config)
+
+    Runner.__name__ = Runner.__qualname__ = runner_class.__name__
+    return Runner
+
+
+def need_teacher_policy(config: Any) -> bool:
+    """Whether teachers take part."""
+    return bool(config.distillation.enabled)
 
 
 def main(config: DictConfig) -> None:
@@ -77,7 +98,13 @@ class TaskRunner(_TaskRunner):
     """Conducts a run. Its methods take verl's configuration and Quadriga's alike."""
 
     def add_actor_rollout_worker(self, config: Any) -> tuple[Any, Any]:
-        return super().add_actor_rollout_worker(as_checked(config))
+        _, group_class = super().add_actor_rollout_worker(as_checked(config))
+        self.role_worker_mapping[Role.ActorRollout] = ActorRolloutRefWorker
+        return ActorRolloutRefWorker, group_class
+
+    def add_reward_model_resource_pool(self, config: Any) -> None:
+        """The reward model, under the name that verl of August 2026 has for it."""
+        self.add_reward_model_worker(config)
 
     def add_critic_worker(self, config: Any) -> None:
         super().add_critic_worker(as_checked(config))
@@ -93,73 +120,3 @@ class TaskRunner(_TaskRunner):
 
     def run(self, config: Any) -> bool:
         return super().run(as_checked(config))
-
-
-class RayPPOTrainer(_RayPPOTrainer):
-    """The driver of a run, with verl's constructor; run directory, metrics and checkpoints are made here."""
-
-    def __init__(
-        self,
-        config: Any,
-        tokenizer: Any,
-        role_worker_mapping: Any,
-        resource_pool_manager: Any,
-        ray_worker_group_cls: Any = None,
-        processor: Any = None,
-        reward_fn: Any = None,
-        val_reward_fn: Any = None,
-        train_dataset: Any = None,
-        val_dataset: Any = None,
-        collate_fn: Any = None,
-        train_sampler: Any = None,
-        device_name: str | None = None,
-        **own: Any,
-    ) -> None:
-        checked = as_checked(config)
-        data = checked.data
-        if ray_worker_group_cls is None:
-            from quadriga.controller import RayWorkerGroup as ray_worker_group_cls
-        if train_dataset is None:
-            train_dataset = create_rl_dataset(data.train_files, data, tokenizer, None, True, data.train_max_samples)
-        if val_dataset is None:
-            val_dataset = create_rl_dataset(data.val_files, data, tokenizer, None, False, data.val_max_samples)
-        self.directory: RunDirectory | None = None
-        if "tracking" not in own:
-            self.directory = RunDirectory(checked.trainer.default_local_dir)
-            self.directory.lock()
-            store = CheckpointStore(self.directory.checkpoints, checked.trainer.max_actor_ckpt_to_keep)
-            self.found = store.find(checked.trainer.resume_mode, checked.trainer.resume_from_path)
-            resumed = self.found.step if self.found else None
-            own |= {"tracking": Journal(checked, self.directory, None, resumed), "checkpoints": store}
-        super().__init__(
-            checked,
-            tokenizer,
-            role_worker_mapping,
-            resource_pool_manager,
-            ray_worker_group_cls,
-            reward_fn=reward_fn,
-            val_reward_fn=val_reward_fn,
-            train_dataset=train_dataset,
-            val_dataset=val_dataset,
-            **own,
-        )
-        if train_sampler is not None:
-            self.loader.sampler = train_sampler
-
-    def init_workers(self) -> Any:
-        """Start the workers; where there is a checkpoint, the run goes on after it."""
-        reports = super().init_workers()
-        if self.directory is not None and self.found:
-            self.resume(self.found)
-        return reports
-
-    def fit(self) -> None:
-        """Train to the end, and leave no worker behind where the trainer was built alone."""
-        if self.directory is None:
-            super().fit()
-            return
-        try:
-            super().fit()
-        finally:
-            self.shutdown()
-            self.directory.unlock()

@@ -1,0 +1,1 @@
+"""What Hydra finds in `pkg://verl.trainer.config`."""
