@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from quadriga.compat import verl_meanings as meanings
 from quadriga.compat.translation import Translation
+from quadriga.config.devices import GIB
 from quadriga.config.foreign_keys import Kind
+from quadriga.config.model_shape import describe, find_model_folder, read_model_shape
+from quadriga.config.tensor_parallel import unplanned
 from quadriga.tracking.sinks import SINKS, sink_problems
 
 POLICY, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref{name}" for name in ("", ".actor", ".rollout", ".ref"))
+GPU_MEMORY = 80 * GIB
+"""Of a GPU of the kind that recipes are written for."""
 SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
 BUDGETS = (
     (f"{ACTOR}.ppo_max_token_len_per_gpu", ACTOR),
@@ -138,11 +145,48 @@ def offload_as_policy(command: Translation) -> None:
 
 
 def keep_models_whole(command: Translation) -> None:
-    """Recipes set vLLM's tensor parallel size by habit, for models that fit one GPU many times over, and it changes no result."""
+    """Recipes set vLLM's tensor parallel size by habit, for models that fit one GPU many times over, and it changes no result.
+
+    It is kept where the weights would fill half of a large GPU, which other models share; a set never spans two nodes.
+    """
     key = f"{ROLLOUT}.tensor_model_parallel_size"
-    if command.settings.get(key, 1) != 1:
-        note = "layout only: the same policy, one replica per GPU; if the model does not fit one GPU, set it without --from-verl"
-        command.set_aside(key, note)
+    size, model = command.settings.get(key, 1), str(command.get(f"{POLICY}.model.path"))
+    if not isinstance(size, int) or size <= 1:
+        return
+    weights = 2 * parameters_of(model)
+    if weights <= GPU_MEMORY // 2:
+        known = (
+            ""
+            if weights
+            else f"; how large {model} is cannot be told here: where it does not fit one GPU, set it in what --write gives"
+        )
+        command.set_aside(key, f"layout only: the same policy, one replica per GPU{known}")
+        return
+    described = describe(model)
+    if described and (cannot := unplanned(described.get("model_type"))):
+        command.set_aside(key, f"layout only; models of this type cannot be shared out: {cannot}")
+        return
+    why = f"{weights / 1e9:.0f} GB of weights do not fit one GPU beside the others"
+    slots = command.get("trainer.n_gpus_per_node")
+    if isinstance(slots, int) and slots > 1 and slots % size:
+        size = next(t for t in range(min(size, slots), 0, -1) if slots % t == 0)
+        command.set(key, size, key, f"{why}; a set never spans two nodes")
+    elif slots == 1:
+        command.set_aside(key, "layout only: there is one GPU")
+    else:
+        command.say(key, why)
+
+
+def parameters_of(model: str) -> int:
+    """How many weights a model has: by its files, where they are here, else by its name (`Qwen2.5-72B`); 0: unknown."""
+    folder = find_model_folder(model)
+    if folder is not None:
+        try:
+            return read_model_shape(folder).parameters
+        except ValueError:
+            return 0
+    sizes = re.findall(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)b(?![a-z])", Path(model).name.lower())
+    return int(1e9 * max(map(float, sizes), default=0))
 
 
 def check_generation_batch(command: Translation) -> None:

@@ -130,6 +130,7 @@ def test_a_recipe_with_verls_fit_and_dynamic_sampling_trains(task: Path, tmp_pat
     ]
 
 
+@pytest.mark.slow
 def test_the_same_recipe_goes_on_after_its_last_checkpoint(task: Path, tmp_path: Path) -> None:
     more = ["algorithm.filter_groups.metric=score", "trainer.save_freq=1", "trainer.val_before_train=False", LOCAL]
     trainer_class = recipe("dynamic_sampling").DynamicSamplingTrainer

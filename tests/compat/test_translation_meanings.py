@@ -288,6 +288,27 @@ def test_keys_that_versions_of_verl_read_differently_say_which_is_assumed(key: s
     assert "January 2026" in note
 
 
+@pytest.mark.parametrize(
+    ("model", "size", "slots", "kept"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 4, 8, None),
+        ("Qwen/Qwen2.5-72B-Instruct", 4, 8, 4),
+        ("Qwen/Qwen2.5-72B-Instruct", 16, 8, 8),
+        ("Qwen/Qwen2.5-72B-Instruct", 4, 6, 3),
+        ("Qwen/Qwen2.5-72B-Instruct", 4, 1, None),
+        ("some/model", 4, 8, None),
+    ],
+)
+def test_a_model_is_shared_out_where_it_would_not_fit_one_gpu(
+    model: str, size: int, slots: int, kept: int | None
+) -> None:
+    key = f"{ROLLOUT}.tensor_model_parallel_size"
+    nodes = [f"trainer.n_gpus_per_node={slots}", "data.train_batch_size=96", f"{ACTOR}.ppo_mini_batch_size=48"]
+    translation = accepted([*GRPO, *nodes, f"{MODEL}.path={model}", f"{key}={size}"])
+    assert translation.settings.get(key) == kept
+    assert ("GB of weights" in told(translation, key)[1]) == (kept is not None)
+
+
 # ---- Distillation
 
 

@@ -59,6 +59,17 @@ def test_export_writes_the_same_weights(checkpoint: Path, tmp_path: Path, capsys
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").eos_token == "<eos>"
 
 
+def test_verls_merger_is_the_same_export(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from quadriga.compat.verl.__main__ import run_module
+
+    os.environ.pop("QUADRIGA_COMPAT_VERL", None)  # other tests start processes too
+    given = ["--local_dir", str(checkpoint / "actor"), "--target_dir", str(tmp_path / "policy")]
+    assert run_module("verl.model_merger", ["merge", "--backend", "fsdp", *given]) == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert run_module("verl.model_merger", ["merge", "--backend", "megatron", *given]) == 1
+    assert "no counterpart" in capsys.readouterr().err
+
+
 def test_a_file_with_code_in_it_is_not_opened(checkpoint: Path, tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self):

@@ -113,7 +113,8 @@ class BatchParts:
         self, batch: DataProto, reward_extra_infos_dict: Any, timing_raw: Any, rollout_data_dir: str
     ) -> None:
         """The step's samples, into the run directory and `rollout_data_dir`."""
-        source, columns = self.own.config.data.reward_fn_key, batch.non_tensor_batch
+        config, columns = self.own.config, batch.non_tensor_batch
+        source = config.data.reward_fn_key
         tensors = {name: batch.batch[name] for name in (*TEXTS, *OF_TOKENS) if name in batch.batch.keys()}  # noqa: SIM118
         tensors["score"] = batch.batch["token_level_scores"].sum(-1)
         seen: Counter[str] = Counter()
@@ -123,7 +124,8 @@ class BatchParts:
             seen[uid] += 1
         labels = {"uid": columns["uid"], "sample_index": np.array(places), source: columns.get(source, columns["uid"])}
         labels |= {name: columns[name] for name in ("reward_model",) if name in columns}
-        told = sample_rows(DataProto.from_dict(tensors, labels), self.tokenizer, source)
+        rows = DataProto.from_dict(tensors, labels)
+        told = sample_rows(rows, self.tokenizer, source, config.trainer.log_sample_tokens)
         self.own.tracking.samples(self.own.step, told, "train")
 
 

@@ -143,9 +143,8 @@ class RolloutManagerOfVerls:
         """The prompts as a batch of the loader's is, each row with random numbers of its own."""
         self._calls += 1
         columns = dict(prompts.non_tensor_batch)
-        tensors = (
-            {} if prompts.batch is None else {k: prompts.batch[k] for k in PROMPT_TENSORS if k in prompts.batch.keys()}
-        )
+        there = set() if prompts.batch is None else set(prompts.batch.keys())
+        tensors = {name: prompts.batch[name] for name in PROMPT_TENSORS if name in there}
         if "input_ids" not in tensors:
             tensors = self._encoded(columns)
         rows = len(tensors["input_ids"])

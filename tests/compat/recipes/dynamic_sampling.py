@@ -14,7 +14,6 @@ import numpy as np
 import ray
 import torch
 from omegaconf import OmegaConf
-
 from verl import DataProto
 from verl.experimental.reward_loop import migrate_legacy_reward_impl
 from verl.trainer.main_ppo import TaskRunner, create_rl_dataset, create_rl_sampler, run_ppo
@@ -92,7 +91,7 @@ class DynamicSamplingTrainer(RayPPOTrainer):
                     if self.config.algorithm.use_kl_in_reward:
                         new = self.log_probs(new, metrics, timing_raw)
                     with marked_timer("reward", timing_raw, "yellow"):
-                        if self.use_rm and "rm_scores" not in new.batch.keys():
+                        if self.use_rm and "rm_scores" not in new.batch.keys():  # noqa: SIM118
                             new = new.union(self.rm_wg.compute_rm_score(new))
                         scores, extra = extract_reward(new)
                         new.batch["token_level_scores"] = scores
