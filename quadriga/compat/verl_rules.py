@@ -160,7 +160,7 @@ def keep_models_whole(command: Translation) -> None:
             if weights
             else f"; how large {model} is cannot be told here: where it does not fit one GPU, set it in what --write gives"
         )
-        command.set_aside(key, f"layout only: the same policy, one replica per GPU{known}")
+        command.set_aside(key, f"layout only: the same policy, one replica per GPU{'' if weights else unknown}")
         return
     described = describe(model)
     if described and (cannot := unplanned(described.get("model_type"))):

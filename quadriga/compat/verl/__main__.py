@@ -6,6 +6,7 @@ import argparse
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from quadriga.compat.verl import install
 
@@ -68,12 +69,14 @@ def run_module(name: str, arguments: list[str]) -> int:
 
 
 def merge(arguments: list[str]) -> int:
-    """`verl.model_merger merge --backend fsdp --local_dir …/actor --target_dir DIR`: `quadriga export`.
+    """`verl.model_merger merge --backend fsdp --local_dir …/actor --target_dir DIR`, of verl's checkpoints and of Quadriga's.
 
     Raises:
         ConfigError: another backend or operation.
     """
-    from quadriga.commands.export import main as export
+    from quadriga.checkpoint.export import export_policy_of
+    from quadriga.checkpoint.store import locate
+    from quadriga.compat.verl_checkpoint import SHARD, convert
     from quadriga.errors import ConfigError
 
     parser = argparse.ArgumentParser(prog=MERGER)
@@ -87,7 +90,13 @@ def merge(arguments: list[str]) -> int:
             f"{MERGER} {options.operation} --backend {options.backend} has no counterpart",
             "merge with --backend fsdp; what is written is read again to prove that it loads",
         )
-    return export([options.local_dir, "--output", options.target_dir, "--overwrite"])
+    folder = Path(options.local_dir).expanduser()
+    if folder.is_dir() and any(SHARD.fullmatch(file.name) for file in folder.iterdir()):
+        exported = convert(folder, options.target_dir, overwrite=True)
+    else:
+        exported = export_policy_of(locate(folder), options.target_dir, overwrite=True)
+    print(f"{exported.folder}: {exported.parameters:,} parameters in {exported.dtype}")
+    return 0
 
 
 if __name__ == "__main__":
