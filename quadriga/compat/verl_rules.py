@@ -155,11 +155,7 @@ def keep_models_whole(command: Translation) -> None:
         return
     weights = 2 * parameters_of(model)
     if weights <= GPU_MEMORY // 2:
-        known = (
-            ""
-            if weights
-            else f"; how large {model} is cannot be told here: where it does not fit one GPU, set it in what --write gives"
-        )
+        unknown = f"; how large {model} is cannot be told: if it does not fit one GPU, set it in what --write gives"
         command.set_aside(key, f"layout only: the same policy, one replica per GPU{'' if weights else unknown}")
         return
     described = describe(model)
