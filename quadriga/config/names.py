@@ -62,6 +62,9 @@ POLICY_LOSSES = (
     "prime_rl",
     "decoupled",
 )
+CLIPPING_LOSSES = ("vanilla", "gspo", "cispo", "geo_mean", "sapo", "luspo")
+"""Their ratio to the old policy is a weight, and they bound it."""
+
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_LOSSES = KL_ESTIMATORS + tuple(f"{name}+" for name in KL_ESTIMATORS)
 DISTILLATION_LOSSES = (*KL_LOSSES, "forward_kl_topk", "jsd_topk")

@@ -67,8 +67,8 @@ def configured(**rollout):
 @pytest.mark.parametrize(
     ("rollout", "words"),
     [
-        ({"max_model_len": 2048}, "the native engine generates"),
-        ({"engine_kwargs": {"vllm": {"block_size": 16}}}, "the native engine generates"),
+        ({"max_model_len": 2048}, "has no effect: actor_rollout_ref.rollout.name=native"),
+        ({"engine_kwargs": {"vllm": {"block_size": 16}}}, "has no effect: actor_rollout_ref.rollout.name=native"),
         ({"name": "vllm", "max_model_len": 100}, "max_model_len=100 is shorter"),
         ({"name": "vllm", "engine_kwargs": {"vllm": {"quantization": "fp8"}}}, "changes the weights"),
         (

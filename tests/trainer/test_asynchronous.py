@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from tiny_policy import write_task
 
+from quadriga.config.load import load_config
+from quadriga.config.needs import correction_of
 from quadriga.errors import ConfigError, DataError
 from quadriga.trainer.main_ppo import run_ppo
 from quadriga.trainer.ppo.stream import Window
@@ -50,9 +52,12 @@ def ahead(staleness: int, mode: str = "ordered", **more: Any) -> dict:
     return {"async_training": {"staleness": staleness, **chosen, **more}}
 
 
+def untouched(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def metrics(run: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(MEASURED)} for line in lines]
+    return [{k: v for k, v in line.items() if not k.startswith(MEASURED)} for line in untouched(run)]
 
 
 def weights(run: Path, step: int = STEPS) -> dict:
@@ -88,9 +93,32 @@ def test_prompts_come_in_the_order_of_the_dataset_whatever_runs_ahead(ordered):
     assert all(other == first for other in others)
 
 
-def test_older_samples_are_weighted_without_being_asked_for(ordered):
-    assert "rollout_corr/is_mean" not in metrics(ordered[0])[-1]
-    assert "rollout_corr/is_mean" in metrics(ordered[1])[-1]
+def test_the_loss_compares_with_who_sampled_older_samples(ordered):
+    """Its ratio is 1 where nothing is older, and the importance weight where something is; nothing is computed again."""
+    assert all(line["actor/ppo_kl"] == 0 for line in metrics(ordered[0]) if line["step"])
+    distance = [abs(line["actor/ppo_kl"]) for line in metrics(ordered[1]) if line["step"]]
+    assert distance[0] < 1e-6 < min(distance[1:])
+    assert not any("timing_s/old_log_prob" in line for line in untouched(ordered[1]))
+
+
+def test_older_samples_are_weighted_where_the_loss_has_no_ratio(train):
+    run = train(ahead(1), {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gpg"}}}}, steps=3)
+    assert all("rollout_corr/is_mean" in line for line in metrics(run) if line["step"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "bypass", "weights"),
+    [
+        ({}, True, None),
+        ({"rollout": {"top_p": 0.9}}, False, "token"),
+        ({"rollout": {"name": "vllm"}}, False, "token"),
+        ({"actor": {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.1}}}, False, "token"),
+    ],
+)
+def test_how_older_samples_are_corrected_unless_it_is_said(changes, bypass, weights):
+    given = {"actor_rollout_ref": changes, "algorithm": {"adv_estimator": "grpo"}, "async_training": {"staleness": 1}}
+    correction = correction_of(load_config(OmegaConf.merge({"actor_rollout_ref": {"rollout": {"n": 2}}}, given)))
+    assert (correction.bypass_mode, correction.rollout_is) == (bypass, weights)
 
 
 def cut_off(run: Path, after: int, into: Path) -> Path:
@@ -183,7 +211,7 @@ def test_groups_that_were_kept_can_be_trained_on_again(train, tmp_path):
     assert [(s["uid"], s["response"], s["score"]) for s in samples(read)] == [
         (s["uid"], s["response"], s["score"]) for s in samples(written)
     ]
-    assert all("actor/grad_norm" in line and "rollout_corr/is_mean" in line for line in metrics(read))
+    assert all("actor/grad_norm" in line and "actor/ppo_kl" in line for line in metrics(read))
     alone = train(reading, steps=1)
     assert metrics(alone)[0]["actor/pg_loss"] == metrics(read)[0]["actor/pg_loss"], "a step is done again alone"
     with pytest.raises(DataError, match=r"step 4: .* is not there; it has 3"):
