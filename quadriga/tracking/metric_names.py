@@ -61,7 +61,7 @@ SCORES: dict[str, Metric] = {
     **_statistics("critic/rewards", "reward of a row: its score, less the KL penalty where that is on", "score", ".3f"),
     **_statistics("critic/advantages", "advantage of a token", "score", ".3f"),
     **_statistics("critic/returns", "return of a token", "score", ".3f"),
-    **_statistics("critic/values", "predicted value of a token", "score", ".3f"),
+    **_statistics("critic/values", "predicted value of a token, before the update", "score", ".3f"),
     "reward/correct": Metric("rows whose answer is right", "share", ".1%", "accuracy"),
     "reward/wrong": Metric("rows whose answer is wrong", "share", ".1%"),
     "reward/unparsed": Metric("rows in which no answer was found", "share", ".1%"),
@@ -133,10 +133,9 @@ DISTILLATION: dict[str, Metric] = {
 CRITIC: dict[str, Metric] = {
     "critic/vf_loss": Metric("value loss", "loss", ".4f", "value loss"),
     "critic/vf_clipfrac": Metric("tokens whose value was clipped", "share", ".2%"),
-    "critic/values/mean": Metric("mean value of the rows before the update", "score", ".3f"),
     "critic/vpred_mean": Metric("mean predicted value during the update", "score", ".3f"),
     "critic/vf_explained_var": Metric(
-        "share of the returns' variance that the values explain; 1 is perfect", "at most 1", ".3f"
+        "share of the returns' variance that the values explain, before the update; 1 is perfect", "at most 1", ".3f"
     ),
     **_optimiser("critic"),
 }
@@ -156,7 +155,7 @@ ROLLOUT: dict[str, Metric] = {
     "rollout/logprob_diff_mean": Metric(
         "mean |log-prob of rollout − of trainer| of the sampled tokens, before the step's first update", "nats", ".2e"
     ),
-    "rollout/logprob_diff_max": Metric("largest |log-prob of rollout − of trainer| of a sampled token", "nats", ".2e"),
+    "rollout/logprob_diff_max": Metric("the same, of the token where it is largest", "nats", ".2e"),
     "rollout/prefix_reuse": Metric(
         "tokens of later calls' prompts that came from the cache, of those that the call before in the same episode had computed",
         "share",

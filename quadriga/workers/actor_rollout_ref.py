@@ -173,10 +173,14 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         self.engine.end_step()
         for later in told[1:]:  # they meet weights that have moved since: no gap of the rollout
             later.pop("rollout/logprob_diff_mean", None)
+            later.pop("rollout/logprob_diff_max", None)
         if self.config.async_training.staleness == 0:
             # The first mini-batch meets the weights that generated it.
             check_gap(told[0].get("rollout/logprob_diff_mean"))
-        return DataProto(meta_info={"metrics": named(mean_of(told), "actor")})
+        figures = mean_of(told)
+        if actor.use_kl_loss:
+            figures["kl_coef"] = actor.kl_loss_coef
+        return DataProto(meta_info={"metrics": named(figures, "actor")})
 
     def checkpoint_parts(self) -> dict[str, Any]:
         """The engine's state, and on the first rank the policy as a Hugging Face folder."""

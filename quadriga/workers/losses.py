@@ -114,6 +114,8 @@ def actor_loss(
         if "rollout_log_probs" in micro:
             gap = (log_prob.detach() - micro["rollout_log_probs"]).abs()
             metrics["rollout/logprob_diff_mean"] = loss_agg.token_mean(gap, mask)
+            if gap.numel():
+                metrics["rollout/logprob_diff_max"] = gap.masked_fill(mask == 0, 0).max()
         return loss, metrics
 
     return loss_fn

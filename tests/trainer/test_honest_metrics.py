@@ -53,3 +53,26 @@ def test_throughput_is_of_one_worker_under_the_name_that_says_so():
     told = throughput({"perf/total_num_tokens": 1200}, 2.0, workers=3)
     assert told["perf/throughput"] == pytest.approx(200)
     assert told["perf/total_throughput"] == pytest.approx(600)
+
+
+def test_what_is_told_of_critic_kl_prompts_and_held_out_answers(tmp_path):
+    """The longest prompt is as long as allowed; the first values are 0 and explain nothing, those of the next step something else."""
+    config = write_task(tmp_path)
+    config["algorithm"] = {"adv_estimator": "gae"}
+    config["actor_rollout_ref"]["actor"] |= {"use_kl_loss": True, "kl_loss_coef": 0.25, "ppo_mini_batch_size": 4}
+    config["critic"] = {"optim": {"lr": 1e-2}}
+    config["data"]["max_prompt_length"] = len("say a0")
+    config["trainer"] |= {"total_training_steps": 2, "test_freq": 1, "executor": "local"}
+    run_ppo(config)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, second = [line for line in lines if "actor/pg_loss" in line]
+    assert [first[f"critic/values/{which}"] for which in ("min", "mean", "max")] == [0, 0, 0]
+    assert second["critic/values/min"] < second["critic/values/mean"] < second["critic/values/max"]
+    assert first["critic/vf_explained_var"] == 0
+    assert second["critic/vf_explained_var"] < 1
+    assert second["critic/vf_explained_var"] != 0
+    assert first["actor/kl_coef"] == second["actor/kl_coef"] == 0.25
+    assert 0 < first["rollout/logprob_diff_mean"] < first["rollout/logprob_diff_max"] < 1e-3
+    assert first["prompt_length/clip_ratio"] == 1
+    assert first["val/letters/unparsed"] == 0
+    assert 0 < first["val/letters/response_length/mean"] <= 6

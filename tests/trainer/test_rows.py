@@ -67,3 +67,17 @@ def test_majority_beats_a_lucky_answer():
 def test_rows_without_an_answer_do_not_outvote():
     results = {"acc": [0.0, 0.0, 1.0], "pred": [None, None, "4"]}
     assert validation_metrics(["x"] * 3, ["1"] * 3, results, 3)["val/x/acc/maj@3"] == 1.0
+
+
+def test_held_out_answers_without_a_result_and_their_lengths_are_told_per_source():
+    results = {"score": [0.0, 1.0, 0.0, 0.0], "outcome": ["unparsed", "correct", "wrong", "wrong"]}
+    lengths = {"response_tokens": [2, 4, 7, 9]}
+    figures = validation_metrics(["x", "x", "y", "y"], ["1", "2", "3", "4"], {**results, **lengths}, 1)
+    assert {name: figures[f"val/{name}"] for name in ("x/unparsed", "y/unparsed")} == {
+        "x/unparsed": 0.5,
+        "y/unparsed": 0,
+    }
+    assert figures["val/x/response_length/mean"] == 3
+    assert figures["val/y/response_length/mean"] == 8
+    told = validation_metrics(["x"] * 4, ["1", "2", "3", "4"], {"score": [0.0] * 4}, 1)
+    assert "val/x/unparsed" not in told, "nothing is known of outcomes"

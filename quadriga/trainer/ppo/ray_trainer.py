@@ -361,12 +361,12 @@ class RayPPOTrainer:
     def add_advantages(self, batch: DataProto) -> None:
         """Rewards (scores minus KL, where asked for), then advantages and returns."""
         algorithm, kl_coef = self.config.algorithm, self.kl_controller.value
-        limit = self.config.data.max_response_length
-        arguments = {"algorithm": algorithm, "kl_coef": kl_coef, "max_response_length": limit}
-        arguments["distillation"] = self.config.distillation
+        arguments = {"algorithm": algorithm, "kl_coef": kl_coef, "distillation": self.config.distillation}
         labels = advantage_labels(algorithm, batch.non_tensor_batch)
         with self.phase("adv"):
-            self.metrics |= self.compute(batch, advantages, ADVANTAGE_COLUMNS, labels, **arguments)
+            self.metrics |= self.compute(
+                batch, advantages, ADVANTAGE_COLUMNS, labels, **arguments, **self.length_limits
+            )
         if algorithm.use_kl_in_reward:
             self.metrics["actor/reward_kl_penalty_coeff"] = kl_coef
             self.kl_controller.update(self.metrics["actor/reward_kl_penalty"], n_steps=len(batch))
@@ -449,8 +449,7 @@ class RayPPOTrainer:
     def describe(self, batch: DataProto) -> None:
         """Figures of a batch that nothing is trained on."""
         columns = ("attention_mask", "response_mask", "token_level_scores", "cut_off")
-        limit = self.config.data.max_response_length
-        self.metrics |= self.compute(batch, generated_figures, columns, max_response_length=limit)
+        self.metrics |= self.compute(batch, generated_figures, columns, **self.length_limits)
 
     def validate(self) -> dict[str, float]:
         """Figures of the policy as it is, on the validation set."""
@@ -469,7 +468,7 @@ class RayPPOTrainer:
             for prompts in validation_batches(self.config.data, self.val_dataset, self.tokenizer):
                 groups = self.stream.generate(prompts, val.n, sampling, self.val_reward_fn)
                 rows += self.sample_rows(self.scored_rows(groups, sampling, self.val_reward_fn, reward_model))
-        results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred")}
+        results = {name: [r.get(name) for r in rows] for name in ("score", "acc", "pred", "outcome", "response_tokens")}
         results = {name: values for name, values in results.items() if any(v is not None for v in values)}
         self.tracking.samples(self.step, rows, "val")
         return validation_metrics([r["data_source"] for r in rows], [r["uid"] for r in rows], results, val.n)
@@ -525,8 +524,9 @@ class RayPPOTrainer:
     # ---- small things ----
 
     @property
-    def rows_per_step(self) -> int:
-        return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+    def length_limits(self) -> dict[str, int]:
+        data = self.config.data
+        return {"max_response_length": data.max_response_length, "max_prompt_length": data.max_prompt_length}
 
     @property
     def needs_old_log_probs(self) -> bool:

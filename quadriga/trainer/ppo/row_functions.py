@@ -100,12 +100,13 @@ def corrected(rows: DataProto, correction: RolloutCorrectionConfig, version: int
     return columns, figures
 
 
-def generated_figures(rows: DataProto, max_response_length: int) -> Computed:
+def generated_figures(rows: DataProto, max_response_length: int, max_prompt_length: int) -> Computed:
     """Scores and lengths of rows, and no columns."""
     scores = rows.batch["token_level_scores"]
     unknown = dict.fromkeys(("advantages", "returns"), torch.zeros_like(scores))
     tensors = {name: rows.batch[name] for name in rows.batch.keys()}  # noqa: SIM118
-    figures = batch_metrics({**tensors, "token_level_rewards": scores, **unknown}, max_response_length)
+    scored = {**tensors, "token_level_rewards": scores, **unknown}
+    figures = batch_metrics(scored, max_response_length, max_prompt_length)
     return {}, {
         name: value for name, value in figures.items() if not name.startswith(("critic/advantages", "critic/returns"))
     }
@@ -144,6 +145,7 @@ def advantages(
     algorithm: AlgorithmConfig,
     kl_coef: float,
     max_response_length: int,
+    max_prompt_length: int,
     distillation: DistillationConfig,
 ) -> Computed:
     """Rewards (scores minus KL, where asked for), advantages and returns; the figures of the batch, and its `kl`."""
@@ -185,7 +187,7 @@ def advantages(
     new |= {"advantages": advantage, "returns": returns}
     told = {**{name: tensors[name] for name in tensors.keys()}, "token_level_rewards": rewards, **new}  # noqa: SIM118
     signs = warning_signs(told, rows.non_tensor_batch["uid"])
-    return new, figures | batch_metrics(told, max_response_length) | signs
+    return new, figures | batch_metrics(told, max_response_length, max_prompt_length) | signs
 
 
 def distilled(tensors: Any, mask: Tensor, distillation: DistillationConfig) -> tuple[Tensor, dict[str, float]]:

@@ -12,7 +12,9 @@ import torch
 from quadriga.protocol import DataProto
 
 
-def batch_metrics(tensors: Mapping[str, torch.Tensor], max_response_length: int) -> dict[str, float]:
+def batch_metrics(
+    tensors: Mapping[str, torch.Tensor], max_response_length: int, max_prompt_length: int
+) -> dict[str, float]:
     """Scores, advantages and lengths of a step's rows. A response is all that comes after the prompt, what the policy read too."""
     mask = tensors["response_mask"].bool()
     responses = tensors["attention_mask"][:, -mask.shape[1] :]
@@ -29,10 +31,14 @@ def batch_metrics(tensors: Mapping[str, torch.Tensor], max_response_length: int)
         **_spread("response_length", lengths),
         "response_length/clip_ratio": float(cut.float().mean()),
         **_spread("prompt_length", prompts),
+        "prompt_length/clip_ratio": float((prompts >= max_prompt_length).float().mean()),
         "perf/total_num_tokens": float(tensors["attention_mask"].sum()),
     }
-    if "values" in tensors and mask.any():
-        metrics["critic/values/mean"] = float(tensors["values"][mask].mean())
+    if "values" in tensors:
+        values, returns = tensors["values"][mask], tensors["returns"][mask]
+        metrics |= _spread("critic/values", values)
+        if values.numel() > 1 and (spread := returns.var()) > 0:
+            metrics["critic/vf_explained_var"] = float(1 - (returns - values).var() / spread)
     return metrics
 
 

@@ -1,10 +1,12 @@
-"""Validation figures: mean@n, best@n and maj@n per data source."""
+"""Validation figures per data source: mean@n, best@n and maj@n, answers without a result, lengths."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+from quadriga.rewards.result import UNPARSED
 
 
 def validation_metrics(
@@ -14,7 +16,8 @@ def validation_metrics(
 
     Args:
         sources, uids: data source and prompt of each row; a prompt has `n` rows.
-        results: column -> value of each row, as a reward manager gives them: score, and where known acc and pred.
+        results: column -> value of each row, as a reward manager gives them: score, and where known acc, pred and outcome; and
+            response_tokens, if lengths are to be told.
 
     mean@n is the mean over a prompt's rows, best@n their maximum, maj@n the value of the answer given most often (the
     earlier one on a tie); each is then averaged over prompts.
@@ -27,6 +30,11 @@ def validation_metrics(
                 groups.setdefault(uid, []).append(row)
         for name, values in prompt_values(list(groups.values()), results, n).items():
             figures[f"val/{source}/{name}"] = sum(values) / len(values)
+        rows = [row for members in groups.values() for row in members]
+        if outcomes := results.get("outcome"):
+            figures[f"val/{source}/unparsed"] = sum(outcomes[row] == UNPARSED for row in rows) / len(rows)
+        if lengths := results.get("response_tokens"):
+            figures[f"val/{source}/response_length/mean"] = sum(lengths[row] for row in rows) / len(rows)
     return figures
 
 
