@@ -524,7 +524,7 @@ class RayPPOTrainer:
     # ---- small things ----
 
     @property
-    def length_limits(self) -> dict[str, int]:
+    def length_limits(self) -> dict[str, Any]:
         data = self.config.data
         return {"max_response_length": data.max_response_length, "max_prompt_length": data.max_prompt_length}
 
