@@ -154,7 +154,7 @@ def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_i
     )
     if estimator not in ("gae", "reinforce_plus_plus"):
         algorithm.gamma = algorithm.lam = 1.0
-    columns, figures = advantages(batch, algorithm, 0.3, 64, config.distillation)
+    columns, figures = advantages(batch, algorithm, 0.3, 64, 64, config.distillation)
 
     told = own_tokens(groups)
     kl = extra["old_log_probs"] - extra["ref_log_prob"]
