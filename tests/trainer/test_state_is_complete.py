@@ -32,6 +32,7 @@ NO_STATE = (
     r"(val_)?reward_fn\._pool\.",  # scoring processes and their statistics
     r".*_finished",
     r".*\._generation$",
+    r"steering\._since$",  # when the process began: older orders were for another one
 )
 """Where two trainers at the same step may differ."""
 

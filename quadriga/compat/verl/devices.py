@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from quadriga.accelerator import device_module
+from quadriga.accelerator import device_module, empty_cache
 from quadriga.config.local_device import detect_local_device
 from quadriga.trainer.device import auto_set_device
 
@@ -40,7 +40,7 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger(__name__)
 
-is_cuda_available = torch.cuda.is_available()
+is_cuda_available = detect_local_device() == "cuda"
 is_npu_available = False
 """Ascend devices are not used."""
 
@@ -57,7 +57,7 @@ def get_torch_device() -> ModuleType:
 
 def get_device_id() -> int:
     """The number of the device in use; 0 on a CPU."""
-    return torch.cuda.current_device() if is_cuda_available else 0
+    return int(get_torch_device().current_device()) if is_cuda_available else 0
 
 
 def get_nccl_backend() -> str:
@@ -71,8 +71,7 @@ def get_visible_devices_keyword() -> str:
 
 def aggressive_empty_cache(force_sync: bool = True, max_retries: int = 3) -> None:
     """Give memory that nothing uses back to the device."""
-    if is_cuda_available:
-        torch.cuda.empty_cache()
+    empty_cache()
 
 
 # ---- Profiler
@@ -84,8 +83,8 @@ def log_gpu_memory_usage(
     """Log how much memory the device has in use; nothing on a CPU."""
     if not is_cuda_available or (torch.distributed.is_initialized() and torch.distributed.get_rank() != rank):
         return
-    gib = 1 << 30
-    used, held = torch.cuda.memory_allocated() / gib, torch.cuda.memory_reserved() / gib
+    gib, device = 1 << 30, get_torch_device()
+    used, held = device.memory_allocated() / gib, device.memory_reserved() / gib
     (logger or _LOG).log(level, "%s, memory allocated (GB): %.2f, memory reserved (GB): %.2f", head, used, held)
 
 
