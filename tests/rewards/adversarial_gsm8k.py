@@ -356,3 +356,64 @@ GSM_HARD_WRONG = [
     (19.99, "#### 20"),
     (19.99, "#### 20.00"),
 ]
+
+# After "#### ", none of these is 5; as a whole response, none of those is 6, not even with the flexible method.
+NOT_FIVE = r"""
+5 6   5 . 6   5. 6   5 .6   5 ,6   5 , 6   5 / 6   5 % 6   5 (6)   5 (or 6)   5 (not 6)   5, or 6   5; or 6   5, maybe 6
+5 maybe 6   5 apples or 6 apples   5 apples, 6 oranges   5 to 6   5 hours 30 minutes   5 hours and 30 minutes
+5 feet 6 inches   5' 6"   5'6"   $5 and 50 cents   5 dollars 50 cents   5 and 1/2   5 and two thirds   5 and three quarters
+5 and a quarter   5 plus a half   5 hundredths   5 tenths   5 thousandths   5 fifths   5 sixths   5 eighths   5 ninths
+5 percent of 20   5% of 20   5 of 20   5 out of 6   5 over 6   5 divided by 6   5 times 6   5 multiplied by 6   5 squared
+5 cubed   5 factorial   5!!   5th   5 mod 3   5 less than 6   5 more than 6   5x   5x + 3   5x=10   5n   5 = x   5 = 6
+6 = 5 + 1   5 + 1 = 6   6 - 1 = 5 - 0 + 1   x < 5   x = 5 or x = 6   x ≠ 5   x != 5   ≠ 5   x=-5   = -5   3 = 5
+2 + 2 = 5 = 4   5 is wrong, it is 6   5? No, 6   5 No wait #### 6   5 #### 6   5 ####   5 - no, 6   5 -> 6   5 => 6   5 → 6
+~5   less than 5   at least 5   over 5   >5   not 5   ++5   --5   -(-5)   (-5)   (5, 6)   [5, 6]   (5)(6)   5(6)   5 (6 - 1)
+\frac{5}{6}   \frac{10}{-2}   \frac{-10}{2}   5\frac{1}{2}   5 \frac{1}{2}   \dfrac{5}{1.5}   \sqrt{5}   5\sqrt{2}   5\pi
+5π   5 pi   5^2   5^{2}   5**2   5_2   5_{6}   5e   5e6   5 e6   5E6   5·6   5∙6   5•6   5⋅6   5 ⋅ 6   5∗6   5 ✕ 6   5 x 6
+5x6   5 by 6   5 X 6   5X6   5−6   5‐6   5‑6   5―6   5～6   5~6   5 ~ 6   5…6   5...6   5..6   5:06   5：06   5:00   5：00
+5/6/2020   5.000.000   5.000,00   5,000   5, 000   5 000   5 000   5 000   5 000   5’000   5'000   5_000   5٬000   5，000
+5٫5   5·5   5,5   5K   5 K   5 k   5 mil   5M   5 M   5B   5bn   5 bn   5 lakh   5 crore   5 score   5 gross   5 trillion
+5 Thousand   5 THOUSAND   5-thousand   5thousand   5million   5 tens   5 hundreds   5 thousands   5 millions   5 dozens
+5-dozen   5 万   5万   5千   5百   5十   ５6   5６   5٦   5६   5²   5₂   5⁰   5①   5ⅱ   5½   5↉   5 ⅒   \$5.50   $5,50   5¢50
+5€50   5$50   5‰   0.05   05.5   5.0000001   4.9999999   4.(9)   5.(3)   5.\overline{3}   5.3̅   5.x   5.5.   0b101   0x5
+0o5   5h30   5h 30m   5 h 30 min   5m20s   5lb 3oz   5 lb 3 oz   5 r 2   5r2   5 R2   5, remainder 2   5 remainder 2
+5 with 2 left over   5 with a remainder of 2   5 rem. 2   5 | 6   5 || 6   5 & 6   5 && 6   5 \& 6   5 \\ 6   5\\6
+5 \div 6   5 \times 6   5\cdot6   5 \pm 1   5 ± 1   5 ∓ 1   5 +/- 1   5 + 1   5 +   5 -   5 /   5 + y   5y   5 - y   5 - x
+5/y   5 / y   5^x   5 \to 6   five6   a5   A5   x5   #5   \boxed{5}6   \boxed{5}\boxed{6}   \boxed{5} or \boxed{6}
+\boxed{5} + 1   \boxed{5}^2   \boxed{5}/6   \boxed{5} \times 2   **5** / **6**   **5**6   **5** or **6**   **5**.6
+**5**,000   5**6**   *5*6   `5`6   `5` `6`   "5" or "6"   $5$ or $6$   $5$ $6$   $5$6   $5 + 6$   $5$/$6$   $5$ / $6$
+\(5\)/\(6\)   \text{5}6   \text{5} \text{6}   \textbf{5}/6   (5)/6   (5)/(6)   (5) - 1   (5)^2   {5}/{6}   5/(6)   5/ (1/2)
+10/2/2   10/2 + 1   10/2*2   10/2x   10/2.5   10/2,5   10/2 5   10/2e1   10/2^2   10/2²   10/2k   10/2 thousand   10/-2
+10 / 2 / 5   10 : 2   10 ÷ 2 ÷ 5   4 2/2   4 1/1   3 4/2   5 0/3   5.5 1/2   2 1/2 2   5e0.5   5e0x   0.5e1.5   0.5e1e1
+0.5 × 10^1.5   0.5 × 10^(1/2)   0.5 × 10   0.5 × 10^{1}2   0.5 × 10^1 × 2   0.5 × 10^1 + 2   0.5 × 101   0.5*10^-1
+"""
+
+NOT_SIX = r"""
+5 or 6   5 or 6   5 to 6   either 5, 6   5, 6   5; 6   5 and 6   5 & 6   5 | 6   5..6   5...6   5…6   5~6   5–6   5—6   5‑6
+from 5 up to 6   between 5 and 6   5 hours 6 minutes   5 feet 6   5'6   5′6″   5 plus 6   5 + 6   5+6   5 - 6   5 * 6
+5 × 6   5x6   5 x 6   5 times 6   5 divided by 6   5 over 6   5/6   5 / 6   5 ÷ 6   5 \div 6   5 \times 6   5 \cdot 6   5^6
+5^{6}   5**6   x^6   x_6   x_{6}   x6   log 6   \log 6   \sqrt{6}   \sqrt[3]{6}   sqrt(6)   √(6)   3√6   \pi 6   2(6)
+(2)(6)   2 (6)   -6   - 6   −6   –6   —6   -$6   -(6)   -\$6   $-6   minus $6   negative six 6   not 6   isn't 6   is not 6
+is not equal to 6   less than 6   more than 6   at least 6   no more than 6   > 6   ≥ 6   < 6   != 6   ≠ 6   ≈ 6   ~6
+6 thousand   6 hundred   6 percent of 50   6% of 50   6 dozen   6k   6K   6 k   6M   6 squared   6 cubed   6 factorial   6th
+6 tenths   6 fifths   6²   6x   6y   6 + x   6 - x   6/x   6π   6 pi   6\pi   6\sqrt{2   6½   6 and a half
+6 and two thirds   6:00   5:6   5:06   1,6   1.6   1 6   .6   6.5   2 1/6   2e6   2E6   2e-6   10^-6   10^{-6}   10⁻6   1e+6
+16   0x6   v6   No.6   #6   step 6   The answer is five. See equation 6   The answer is 5 (see step 6)   \frac{5}{6}
+\frac56   \frac{x}{6}   \frac{5.5}{6}   \dfrac{5}{6}   \tfrac{-5}{6}   \frac{\sqrt{5}}{6}   \frac{12}{6}   \binom{5}{6}
+(5, 6)   [5, 6]   {5, 6}   6 #### 5   twenty-6   two thousand and 6   one hundred 6   five point 6   5 point 6   a half of 6
+half of 6   twice 6   double 6   one third of 6   1/3 of 6   50% of 6   the square of 6   the square root of 6
+the reciprocal of 6   6 to the power 2   6 choose 2   6 mod 5   mod 6   5 mod 6   5 (mod 6)   5 R 6   5 r6   remainder 6
+5 remainder 6   base 6   10 in base 6   10_6   6_8   6 (base 8)
+"""
+
+BESIDE_WORDS = [  # (reference, response): words that leave the number as it is
+    ("72", "#### 72 clips in 3 days"),
+    ("72", "#### 72<|im_end|>"),
+    ("72", "#### 72</answer>"),
+    ("72", "#### 72 km/h"),
+    ("72", "#### $72 per hour, because 8 * 9 = 72"),
+    ("5", "#### 5h"),
+    ("5", "#### 5 \\text{ cm}"),
+    ("5", "#### $5^\\circ$"),
+    ("5", "#### 5元"),
+]

@@ -63,6 +63,25 @@ def test_word_problems() -> None:
                 assert gsm8k.score("gsm8k", response, truth, method=method)["score"] == 0.0, (method, truth, response)
 
 
+def test_what_stands_beside_a_number_may_make_it_another_one() -> None:
+    not_five, not_six = (
+        text.strip().replace("\n", "   ").split("   ")
+        for text in (adversarial_gsm8k.NOT_FIVE, adversarial_gsm8k.NOT_SIX)
+    )
+    assert len(set(not_five)) + len(set(not_six)) >= 350
+    fooled = [text for text in not_five for method in METHODS if judged_right(f"#### {text}", "5", method)]
+    assert fooled + [text for text in not_six if judged_right(text, "6", "flexible")] == []
+    for truth, response in adversarial_gsm8k.BESIDE_WORDS:
+        assert all(judged_right(response, truth, method) for method in METHODS), response
+
+
+METHODS = ("strict", "flexible")
+
+
+def judged_right(response: str, truth: str, method: str) -> bool:
+    return gsm8k.score("gsm8k", response, truth, method=method)["score"] == 1.0
+
+
 def test_word_problems_without_a_number_after_the_marker() -> None:
     for truth, response in adversarial_gsm8k.FLEXIBLE_RIGHT:
         assert gsm8k.score("gsm8k", response, truth, method="flexible")["score"] == 1.0, (truth, response)

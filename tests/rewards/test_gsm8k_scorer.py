@@ -128,7 +128,7 @@ def test_what_is_no_number_after_hashes_is_unparsed(response: str) -> None:
         ("It costs $1,234.50!", "1234.50"),
         ("the change is -3", "-3"),
         ("first 7 then (8)", "8"),
-        ("#### 5 and then 9", "5"),
+        ("#### 5 and then 9", None),
         ("#### seventy, that is 70", "70"),
         ("\\boxed{1{,}234}", "1234"),
         ("no number at all", None),

@@ -1,9 +1,10 @@
 """GSM8K and other word problems with one number as the answer.
 
 The answer is the number after the last `####`. Tolerated around it: no space, `$`, `%`, thousands commas, a trailing
-full stop, trailing zeros, `**`, `\\boxed{}` and units. Fractions, mixed numbers (`2 1/2`) and scientific notation (`1.5e3`,
-`1.5 × 10^3`) are numbers too. Two answers are equal when they are the same number, exactly; no part of the text is cut off.
-An expression, a list, a range or "5 thousand" is not a number: unparsed.
+full stop, trailing zeros, `**`, `\\boxed{}`, units and a few words. Fractions, mixed numbers (`2 1/2`) and scientific notation
+(`1.5e3`, `1.5 × 10^3`) are numbers too. Two answers are equal when they are the same number, exactly; no part of the text is cut off.
+What else stands on the line must leave the number as it is: an expression, a list, a range, a second number ("5 hours 30
+minutes", "5 (or 6)") or a word that counts ("5 thousand", "5 squared") is not an answer: unparsed.
 
 GSM-Hard has references such as 3244047.0999999996: there (and with `rounded`) an answer may be rounded, see `agrees`.
 """
@@ -31,25 +32,39 @@ _SCIENTIFIC = rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,3}})|{_TIMES_TEN})"
 _BELOW = r"[ \t]*/[ \t]*(?P<denominator>(?>[0-9]+))"
 _MIXED = r"[ \t]+(?:and[ \t]+)?(?P<above>[0-9]+)/(?P<below>[0-9]+)"
 _UNSIGNED = rf"{_MONEY}?[ \t]*(?P<digits>(?>{_DIGITS}))(?>{_SCIENTIFIC}|{_BELOW}|{_MIXED})?"
-# What may not follow: more digits, a list, a range, a time, an operator with a second operand, an exponent, "5k",
-# "5 thousand", "5 or 6", "5 and a half".
-_NOT_THE_END = (
-    r"(?![0-9]|[.,'’_][0-9]|[,;|][ \t]*[-−]?[0-9]|[ \t]+[0-9]"
-    r"|[ \t]*(?:[-−–—+*/×÷·^=:]|\*\*|!=|x(?![a-z]))[ \t]*[({$]?[ \t]*[-−]?[0-9]"
-    r"|[ \t]*(?:[+×÷^±∓‰]|\\times|\\cdot|\\div|\\pm)|[²³⁰¹⁴-⁹⁻!]*[²³⁰¹⁴-⁹]|[ \t]*[eE][-+]?[0-9]|[kKM]\b"
-    r"|[ \t]*(?:[rR]|rem|remainder)\b\.?[ \t]*(?:of[ \t]+)?[0-9]"
-    r"|[ \t]*(?:hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?)\b"
-    r"|[ \t]+(?:or|to|and|by|through|minus|plus|times)[ \t]+[-−]?(?:\\?\$)?[-−]?[0-9]|[ \t]+and[ \t]+(?:a|an|one|three)\b)"
-)
 _OPENING = r"(?:[\s*_`\"'({\[:$€£¥]|\\[(\[$]|\\(?:boxed|fbox|text|textbf|mathbf)[ \t]*\{)*"
 
-_ANSWER = re.compile(rf"{_OPENING}(?P<sign>[-−–+]?)[ \t]*{_UNSIGNED}{_NOT_THE_END}")
+_ANSWER = re.compile(rf"{_OPENING}(?P<sign>[-−–+]?)[ \t]*{_UNSIGNED}")
 _LAST = re.compile(rf"(?P<sign>(?<![\w)\]}}])[-−])?{_UNSIGNED}")
-# What may not stand before a number that is looked for anywhere: part of a longer number or of an expression.
-_NOT_BEFORE = re.compile(
-    r"(?:[0-9)\]}][ \t]*[-−–+*/×÷^:]|[0-9][ \t]|[0-9][.,]|[√^*/×÷:_<>≤≥]|\\?sqrt[ \t]*[{(]?|\\(?:times|cdot|div)|[-−][ \t]*[({$]+"
-    r"|\b(?:minus|negative|not|plus|times|root of|x))[ \t]*$|\w$"
+
+# What may follow a number: closed brackets and emphasis, marks, words. No operator, no formula, no second number.
+_MARKUP = re.compile(
+    r"<[/|A-Za-z][^<>0-9]*>|\\(?:[()\[\]$%,;! ]|(?:text|textbf|mathrm|mbox)[ \t]*\{|quad|circ)|\^\{?(?=\\circ)"
 )
+_CLOSING = r"[\s*_`\"'’”)\]}$%°¢€£¥]*"
+_HARMLESS = re.compile(r"[^+=<>^~|@#\\‰×÷±∓√∞≠≤≥≈π∙⋅·•∗]*")
+_EXPLANATION = re.compile(r"(?i)\b(?:which|because|since|in|per|for|after|within|during)\b")
+_SENTENCE_END = re.compile(r"[.!?;](?:\s|$)")
+_WORD = re.compile(r"[^\W\d_]+(?:['’]t\b)?")
+_LETTERS_OF_UNITS = frozenset("hmsgalLRI")
+_CHANGES = (  # words beside a number that make it another one, or none
+    "half halves third thirds fourth fourths quarter quarters fifth fifths sixth sixths seventh sevenths eighth eighths ninth "
+    "ninths tenth tenths hundredth hundredths thousandth thousandths one two three four five six seven eight nine ten eleven "
+    "twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
+    "hundred hundreds thousand thousands mil mn bn million millions billion billions trillion trillions lakh lakhs crore "
+    "crores dozen dozens score gross tens st nd rd th squared cubed factorial plus minus negative divided multiplied mod modulo "
+    "choose root sqrt pi point base log ln power or nor not no never wrong incorrect maybe perhaps actually remainder rem over "
+    "than least most twice double triple"
+)
+_POINTS_ELSEWHERE = (
+    "step equation problem question square cube reciprocal inverse up b c d e f g h j k m n p q r t u v w x y z"
+)
+_AFTER, _BEFORE = set(_CHANGES.split()), set(f"{_CHANGES} {_POINTS_ELSEWHERE}".split())
+_NEW_CLAUSE = re.compile(
+    r"(?i)[=:\n!?]|[.](?=\s)|\b(?:is|are|was|were|be|equals|(?:equal|comes?|amounts?|adds? up) to|makes?|gets?|earns?|has|have|so"
+    r"|thus|therefore|hence|then|that)\b"
+)
+_OPENED = re.compile(r"(?:[\"'({\[$€£¥*_`]|\\[(\[$]|\\(?:boxed|fbox|text|textbf|mathbf)[ \t]*\{)+$")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac[ ]*(?:\{([0-9]+)\}|([0-9]))[ ]*(?:\{([0-9]+)\}|([0-9]))")
 _ONE_SIGN = re.compile("[¼½¾⅐-⅞↉]")  # a fraction in one character: 1½ is a mixed number
 _SLASH = re.compile("[⁄∕]")
@@ -79,12 +94,43 @@ def extract_solution(solution_str: str, method: str = "strict") -> str | None:
 
 
 def _number_at_start(text: str) -> str | None:
+    found = _number_alone(text)
+    if found is not None:
+        return found
+    left, equals, right = text.lstrip().partition("\n")[0].rpartition("=")
+    # "#### 3 + 4 = 7" states its value after the last "="
+    if not equals or not _may_be_a_left_side(left):
+        return None
+    found, stated = _number_alone(right), _number_alone(left)
+    return found if stated is None or found is None or value_of(stated) == value_of(found) else None
+
+
+def _may_be_a_left_side(text: str) -> bool:
+    return not re.search(r"(?i)[!<>~≠≤≥≈:]\s*$|[,;]\s|\b(?:or|and|not)\b", text)
+
+
+def _number_alone(text: str) -> str | None:
     match = _ANSWER.match(text)
-    if match is None:
-        line = text.lstrip().partition("\n")[0]
-        _, equals, right = line.rpartition("=")  # "#### 3 + 4 = 7" states its value after the last "="
-        match = _ANSWER.match(right) if equals else None
-    return _plain(match) if match else None
+    return _plain(match) if match and _leaves_it(text[match.end() :]) else None
+
+
+def _leaves_it(after: str) -> bool:
+    """Whether the rest of the line leaves the number before it as it is."""
+    line = _MARKUP.sub(" ", after.partition("\n")[0])
+    if re.match(r"[.,]\w|!!", line):
+        return False
+    said = _EXPLANATION.split(line, maxsplit=1)[0]
+    if any(map(str.isnumeric, said)):
+        return False
+    said, sentence = (re.sub(f"^{_CLOSING}", "", _SENTENCE_END.split(part, maxsplit=1)[0]) for part in (said, line))
+    if not _HARMLESS.fullmatch(said) or re.search(r"[-−–—*/+]\s*$|^\s*/\s*\w\b", said):
+        return False
+    return all(
+        word.lower() not in _AFTER
+        and "n't" not in word.replace("’", "'")
+        and (len(word) > 1 or not word.isascii() or word in _LETTERS_OF_UNITS)
+        for word in _WORD.findall(sentence)
+    )
 
 
 def _only_number(text: str) -> str | None:
@@ -95,12 +141,24 @@ def _last_number(text: str) -> str | None:
     last = None
     for match in _LAST.finditer(text):
         last = match
-    if last is None:
+    if last is None or not _leaves_it(text[last.end() :]):
         return None
     start = last.start("sign" if last["sign"] else "digits")
-    if _NOT_BEFORE.search(text[max(0, start - 80) : start]):
-        return None
-    return _plain(last) if re.match(_NOT_THE_END, text[last.end() : last.end() + 80]) else None
+    return _plain(last) if _begins_there(text[max(0, start - 120) : start]) else None
+
+
+def _begins_there(before: str) -> bool:
+    """Whether a number after this text is a statement of its own, no part of an expression, a list or a range."""
+    opened = _OPENED.sub("", before)
+    if re.search(r"(?:[-−–—+*/×÷^√_<>≤≥≠≈~)\]}#\\%‑‐]|!=|:)[ \t]*$|\w$|[0-9][.,]\s?$|\\[A-Za-z]+\s*$", opened):
+        return bool(re.search(r"(?<![0-9]):[ \t]*$|[A-Za-z ]:\**[ \t]*$", opened))
+    clause = _NEW_CLAUSE.split(opened)[-1]
+    words = [word.lower().replace("’", "'") for word in _WORD.findall(clause)]
+    return (
+        not any(map(str.isnumeric, clause))
+        and not any(word in _BEFORE or "n't" in word for word in words)
+        and not re.search(r"(?i)\b(?:is|are|was|be)\s+not\b|n['’]t\b", opened[-24:])
+    )
 
 
 def _plain(match: re.Match[str]) -> str | None:
