@@ -33,6 +33,13 @@ def test_mathematics_is_judged_alike_both_ways_round() -> None:
             assert math_scorer.compare(answer, truth) is not True, (answer, truth)
 
 
+def test_hundreds_of_pairs_of_formulas_that_are_not_the_same() -> None:
+    pairs = adversarial_math.unequal_pairs()
+    assert len(pairs) >= 800
+    both_ways = [(one, other) for one, other in pairs] + [(other, one) for one, other in pairs]
+    assert [pair for pair in both_ways if math_scorer.compare(*pair) is True] == []
+
+
 PIECES = [*"0123456789xyfe+-*/^_{}()[],.=<|!% $\\'", "\\frac", "\\sqrt", "\\text", "\\begin", "\\pi"]
 
 

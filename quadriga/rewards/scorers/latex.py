@@ -20,7 +20,7 @@ from typing import Any
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]|\S")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 _UNICODE = str.maketrans({
-    "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ",
+    "−": "-", "–": "-", "×": r"\times ", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "²": "^2", "³": "^3", "°": r"^\circ ",
     "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
     "（": "(", "）": ")", "，": ",", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
@@ -31,7 +31,9 @@ _REWRITTEN = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"\\(?:left|right|big|Big|bigl|bigr|Bigl|Bigr|bigg|Bigg)(?![A-Za-z])\s*\.?", ""),
     (r"\\(?:displaystyle|textstyle|limits|quad|qquad|[!,;: ])(?![A-Za-z])|~", " "),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"\\frac\s*\{\s*d(?=[^{}]*\}\s*\{\s*d)", r"\\derivative "),
     (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
+    (r"(?<![\\A-Za-z])[A-Za-z]\s*\\times\s*(?=[A-Za-z](?![A-Za-z]))", r"\g<0>\\crossed "),  # A × B may be no product
     (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
     (r"\\div(?![A-Za-z])", "/"),
     (r"\\(?:l|r)brace(?![A-Za-z])", lambda match: r"\{" if match.group()[1] == "l" else r"\}"),
@@ -176,6 +178,8 @@ class _Parser:
         if _NUMBER.fullmatch(token):
             return self.number(token)
         if token in _CLOSING:
+            if token == "[" and self.peek() != "(":
+                raise Unsure("[x] may be the whole part of x")
             formula = self.sum()
             self.expect(_CLOSING[token])
             return formula
@@ -310,16 +314,35 @@ class _Parser:
 
 def same(one: Formula, other: Formula) -> bool:
     """Whether two formulas are the same; Unsure where a value cannot be computed."""
-    if (left := exact(one)) is not None and (right := exact(other)) is not None:
+    left, right = exact(one), exact(other)
+    if left is not None and right is not None:
         return left == right
+    if any(value is not None and value.denominator > 10**20 for value in (left, right)):
+        raise Unsure("many digits of what may be no fraction")
+    if _has_symbols(one, r"\infty") or _has_symbols(other, r"\infty"):
+        return _sign_of_infinity(one) == _sign_of_infinity(other)
     agree = all(_close(evaluate(one, point), evaluate(other, point)) for point in range(_POINTS))
     if not agree and (_has_symbols(one, _LOG_BASE) or _has_symbols(other, _LOG_BASE)):
         raise Unsure("which base a logarithm has")
     return agree
 
 
+def _sign_of_infinity(formula: Formula) -> int:
+    """1 or -1, and 0 for what has no infinity in it; with infinities nothing can be computed."""
+    match formula:
+        case ("symbol", r"\infty"):
+            return 1
+        case ("*", ("number", sign), ("symbol", r"\infty")) if abs(sign) == 1:
+            return int(sign)
+    if _has_symbols(formula, r"\infty"):
+        raise Unsure("arithmetic with infinities")
+    return 0
+
+
 def proportional(one: Formula, other: Formula) -> bool:
     """Whether one is a constant multiple of the other, not zero: two equations that say the same."""
+    if any(abs(evaluate(other, point)) < 1e-9 for point in range(_POINTS)):
+        raise Unsure("an equation that always holds")
     ratios = [_mp().fdiv(*(evaluate(formula, point) for formula in (one, other))) for point in range(_POINTS)]
     return all(_close(ratio, ratios[0]) for ratio in ratios) and abs(ratios[0]) > 1e-9
 

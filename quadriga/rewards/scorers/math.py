@@ -16,13 +16,16 @@ from quadriga.rewards.scorers.extract import last_boxed
 from quadriga.rewards.scorers.latex import Formula, Unsure, parse, proportional, same, tokens_of
 
 _MAX_CHARACTERS = 2_000
-_THOUSANDS = re.compile(r"[-−]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_THOUSANDS = re.compile(r"[-−]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|texttt|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _MATH_MARKS = re.compile(r"(?<!\\)\\[\[\]()]|(?<!\\)\$")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
 _SHORT_WORD = re.compile("[A-Za-z]{2,}")  # where there is nothing else
 _IS_PROSE = re.compile(r"(?i)\b(?:yes|no)\b|[a-z]{4}")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|°|\\degree(?![A-Za-z])")
+_FUNCTION = re.compile(r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?(?![a-z])")
+_DEGREES_OF_A_NUMBER = re.compile(rf"([0-9]+(?:\.[0-9]+)?)\s*(?:{_DEGREES.pattern})")
+_ORDINAL = re.compile(r"\^\s*\{?\s*(st|nd|rd|th)\s*\}?(?![A-Za-z])")
 _UNIT_NAMES = (
     "mm cm km inch inches foot feet yard mile meter metre centimeter millimeter kilometer second sec minute min hour hr "
     "day week month year degree dollar cent percent unit square cubic sq cu kg mg ml gram kilogram pound liter litre mph "
@@ -31,6 +34,7 @@ _UNIT_NAMES = (
 _UNITS = set(_UNIT_NAMES.split())
 _SHORT_UNIT = re.compile(r"(?<=[0-9\s}])\s*(?<![\\A-Za-z])(mm|cm|km|ft|kg|mg|ml|mph|min|sec|hr)(?![A-Za-z])")
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_BRACKETS = re.compile(r"^\\left\s*(?:\((.*)\\right\s*\)|\[(.*)\\right\s*\])$", re.DOTALL)
 _OPEN, _CLOSE = {"(", "[", "{", r"\{", r"\langle"}, {")", "]", "}", r"\}", r"\rangle"}
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=",
@@ -68,6 +72,10 @@ def compare(truth: str, answer: str) -> Verdict:
     for one, other in ((wanted, given), (given, wanted)):
         if "percent" in one.units and not other.units and not _is_above_one(other.text):
             return None  # 50 may have been meant as a percentage, 0.5 hardly
+    if min(len(side.words + side.units) for side in (wanted, given)) > 1 and wanted.in_order != given.in_order:
+        return None  # "3 hours 20 minutes", "Tom > Jerry": it matters which word stands where
+    if len(wanted.joined_by | given.joined_by) > 1 and re.search(r"[<>]|\\[lg]", wanted.text):
+        return None
     if wanted.words and not (wanted.text or given.text):
         return True
     return _compare(wanted.text, given.text)
@@ -82,10 +90,12 @@ class _Answer:
 
     def __init__(self, answer: str) -> None:
         words: list[str] = []
+        self.joined_by: set[str] = set()
 
         def keep(match: re.Match[str]) -> str:
             inner = match.group(1) if match.re.groups else match.group()
             if inner.strip().lower() in ("or", "and", "", ","):
+                self.joined_by |= {"or", "and"} & {inner.strip().lower()}
                 return ", " if inner.strip() else " "
             if not re.search("[A-Za-z]{2}", inner):
                 return f" {inner} "  # \text{(A)}, \mathrm{R}
@@ -93,8 +103,12 @@ class _Answer:
             return " "
 
         text = " ".join(answer.split())
+        self.in_order = re.findall(r"[0-9.]+|[a-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text).lower())
         text, dollars = re.subn(r"\\\$|^\$(?=[^$]*$)", " ", text)
         text = _MATH_MARKS.sub(" ", text.replace(r"\%", "%"))
+        if _FUNCTION.search(text):
+            text = _DEGREES_OF_A_NUMBER.sub(r"(\1\\pi/180)", text)
+        text = _ORDINAL.sub(r" \\text{\1} ", text)
         text, degrees = _DEGREES.subn(" ", text)
         text, percents = re.subn("%", " ", text)
         text = _TEXT.sub(keep, text)
@@ -160,9 +174,7 @@ def _is_bare_word(tokens: Sequence[str]) -> bool:
 
 
 def _compare_matrices(truth: str, answer: str) -> Verdict:
-    wanted, given = (
-        _MATRIX.fullmatch(re.sub(r"\\(?:left|right)\s*[\[(\])]", "", text).strip()) for text in (truth, answer)
-    )
+    wanted, given = (_MATRIX.fullmatch(_BRACKETS.sub(r"\1\2", text).strip()) for text in (truth, answer))
     if wanted is None or given is None:
         return True if tokens_of(truth) == tokens_of(answer) else None
     left, right = (_cells(match.group(2)) for match in (wanted, given))
@@ -187,6 +199,8 @@ def _all(verdicts: Iterable[Verdict]) -> Verdict:
 
 def _compare_lists(wanted: list[str], given: list[str]) -> Verdict:
     """What is separated by commas outside of brackets may come in any order."""
+    if any(len(_split(side, {","})) > 1 < len(_split(side, {";"})) for side in (wanted, given)):
+        raise Unsure("a list of lists")
     left, right = _split(wanted, {",", ";"}), _split(given, {",", ";"})
     if len(left) == len(right) == 1:
         left, right = _split(wanted, {r"\cup"}), _split(given, {r"\cup"})
@@ -199,6 +213,9 @@ def _compare_in_any_order(left: list[list[str]], right: list[list[str]]) -> Verd
     left, right = ([single for item in items for single in _both_signs(item)] for items in (left, right))
     if len(left) != len(right):
         return False
+    names = [{"".join(_split(item, {"="})[0]) for item in items if "=" in item} for items in (left, right)]
+    if len(names[0] | names[1]) > 1 and names[0] != names[1]:
+        return None  # x = 1, y = 2 is neither 1, 2 nor 2, 1
     unsure, rest = False, list(right)
     for item in left:
         verdicts = [_compare_one(item, other) for other in rest]
@@ -214,6 +231,8 @@ def _compare_in_any_order(left: list[list[str]], right: list[list[str]]) -> Verd
 def _both_signs(item: list[str]) -> list[list[str]]:
     if r"\pm" not in item:
         return [item]
+    if item.count(r"\pm") > 1:
+        raise Unsure("whether two signs go together")
     return [[sign if token == r"\pm" else token for token in item] for sign in "+-"]
 
 
@@ -298,9 +317,9 @@ def _compare_relations(wanted: tuple[list[list[str]], list[str]], given: tuple[l
 
 def _is_a_name(tokens: list[str]) -> bool:
     """`x`, `x_1`, `f(x)`: what an answer is assigned to."""
-    return (
-        bool(re.fullmatch(r"(\\[A-Za-z]+|[A-Za-z])'?(_(\w|\{\w+\}))?(\([a-z](,[a-z])*\))?", "".join(tokens)))
-        and len(tokens) < 10
+    name = " ".join(tokens)
+    return len(tokens) < 10 and bool(
+        re.fullmatch(r"(\\[A-Za-z]+|[A-Za-z])( ')?( _ (\w|\{ [\w ]+ \}))?( \( [a-z]( , [a-z])* \))?", name)
     )
 
 
