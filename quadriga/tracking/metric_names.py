@@ -247,6 +247,9 @@ PROGRESS: dict[str, Metric] = {
     "training/num_gen_batches": Metric(
         "batches generated for the step, with algorithm.filter_groups", "batches", ".0f"
     ),
+    "training/groups_dropped": Metric(
+        "groups generated for the step that it did not train on, with algorithm.filter_groups", "groups", ",.0f"
+    ),
     "stream/staleness/mean": Metric(
         "versions between the weights that wrote a token and those it trains", "steps", ".2f"
     ),

@@ -47,9 +47,7 @@ def watched(monkeypatch):
 
     def watchdog(trainer):
         trainers.append(trainer)
-        deadlines = WatchdogConfig(soft_s=SOFT_S, soft_factor=1, hard_s=None)
-        folder = trainer.tracking.directory.path / "stalls"
-        return Watchdog(deadlines, trainer.tracking.phases, NobodyElse(), list, folder, said.append)
+        return impatient(trainer, said)
 
     def look(name, park, call):
         def parked(*args, **kwargs):
@@ -95,6 +93,13 @@ def look_at_primitive(call, trainers, seen):
     return waits
 
 
+def impatient(trainer, said):
+    """The watchdog of a run in this process."""
+    deadlines = WatchdogConfig(soft_s=SOFT_S, soft_factor=1, hard_s=None)
+    folder = trainer.tracking.directory.path / "stalls"
+    return Watchdog(deadlines, trainer.tracking.phases, NobodyElse(), trainer.awaited_samples, folder, said.append)
+
+
 class NobodyElse:
     """The workers are in this process."""
 
@@ -118,3 +123,30 @@ def test_the_driver_waits_for_nothing_unwatched(tmp_path, watched):
     for owner, name in WAITS:
         path = seen[f"{owner.__name__}.{name}"][0]
         assert any(f": {path} has been running for" in text for text in said), f"{name}, in {path}: no warning"
+
+
+SLOW = """
+import time
+
+def slow_for_two_prompts(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(1.0 * (extra_info["index"] < 2))
+    return float(len(solution_str))
+"""
+
+
+@pytest.mark.parametrize("ahead", [{"staleness": 0}, {"staleness": 1, "mode": "free"}])
+def test_samples_whose_scores_training_waits_for_are_named(tmp_path, monkeypatch, ahead):
+    said = []
+    monkeypatch.setattr(RayPPOTrainer, "watchdog", lambda trainer: impatient(trainer, said))
+    config = write_task(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
+    config["custom_reward_function"] = {"path": str(tmp_path / "slow.py"), "name": "slow_for_two_prompts"}
+    config["reward"] |= {"num_workers": 4}
+    config["actor_rollout_ref"]["rollout"]["n"] = 2
+    config |= {"algorithm": {"adv_estimator": "grpo"}, "async_training": ahead}
+    config["data"] |= {"train_max_samples": 8, "shuffle": False}
+    config["trainer"] |= {"total_training_steps": 2, "save_freq": -1, "test_freq": -1}
+    run_ppo(config)
+    (first, *_) = [text for text in said if "step/reward has been running for" in text]
+    named = first.partition("waits for the scores of the samples ")[2].splitlines()[0]
+    assert named.startswith("0:0/0, 0:0/1, 0:1/0, 0:1/1")

@@ -10,7 +10,9 @@ import torch
 from tiny_policy import write_task
 
 from quadriga.errors import ConfigError, DataError, RewardError
+from quadriga.protocol import DataProto
 from quadriga.trainer.main_ppo import run_ppo
+from quadriga.trainer.ppo.groups import from_table
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +128,9 @@ def test_critic_warm_up_leaves_the_policy_alone(train):
     assert all("critic/vf_loss" in m for m in metrics)
 
 
-def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(train):
+def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(train, tmp_path):
     metrics = train(
+        episodes={"write_to": str(tmp_path / "groups")},
         algorithm={
             "adv_estimator": "grpo",
             "filter_groups": {"enable": True, "metric": "acc", "max_num_gen_batches": 9},
@@ -138,6 +141,14 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_differ(train):
     assert all(m["training/num_gen_batches"] > 1 for m in metrics), (
         "pairs of answers are often both right or both wrong"
     )
+    for m in metrics:  # what is told covers every batch that was generated for the step
+        files = (tmp_path / "groups").glob(f"step_{m['step']:08d}_*.dataproto")
+        groups = [group for file in files for group in from_table(DataProto.load_from_disk(file))[2]]
+        assert len(groups) == 8 * m["training/num_gen_batches"]
+        assert m["training/groups_dropped"] == len(groups) - 8
+        results = [score.result() for group in groups for score in group.scores]
+        assert m["reward/score"] == pytest.approx(sum(r.score for r in results) / len(results))
+        assert m["reward/seconds_max"] == max(r.seconds for r in results)
     with pytest.raises(DataError, match="groups that differ in always_one"):
         train(
             algorithm={"adv_estimator": "grpo", "filter_groups": {"enable": True, "metric": "always_one"}},

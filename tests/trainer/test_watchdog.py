@@ -41,7 +41,7 @@ class Case:
             WatchdogConfig(**deadlines),
             self.phases,
             self.crew,
-            lambda: [f"0:{i}/0" for i in range(20)],
+            lambda phase: [f"0:{i}/0" for i in range(20)],
             folder,
             self.warnings.append,
             self.exits.append,

@@ -52,6 +52,8 @@ class Group:
     """Of those, how many are not there yet or not begun."""
     rm_scores: list[float] | None = None
     """What the reward model says of each sample that is trained on, once it was asked."""
+    taken: bool = False
+    """Free mode: whether training has had it."""
 
     def __post_init__(self) -> None:
         self.samples = [None] * (self.n + self.greedy)
@@ -93,6 +95,12 @@ class Group:
     def missing(self) -> list[str]:
         """The samples that are not there yet, as `uid/sample`."""
         return [f"{self.uid}/{k}" for k, sample in enumerate(self.samples) if sample is None]
+
+    def unscored(self) -> list[str]:
+        """The samples that are there and have no score yet, as `uid/sample`."""
+        return [
+            f"{self.uid}/{k}" for k, score in enumerate(self.scores) if self.samples[k] is not None and not score.done()
+        ]
 
     def request_state(self) -> dict[str, Any]:
         """What is asked of engines, as plain values."""

@@ -56,12 +56,11 @@ from quadriga.trainer.ppo.scoring import (
     remember_rm_scores,
     scores_of_agents,
 )
-from quadriga.trainer.ppo.step_metrics import mean_over_ranks, throughput
+from quadriga.trainer.ppo.step_metrics import mean_over_ranks, over_batches, throughput
 from quadriga.trainer.ppo.stream import Stream, Window
 from quadriga.trainer.ppo.teachers import Teachers
 from quadriga.trainer.ppo.validation import validation_metrics
 from quadriga.trainer.ppo.watchdog import Watchdog
-from quadriga.workers.updates import mean_of
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
@@ -235,11 +234,13 @@ class RayPPOTrainer:
         """The step's rows, generated and scored. With `filter_groups`, groups that all score the same are replaced."""
         wanted, size = self.config.algorithm.filter_groups, self.config.data.train_batch_size
         kept: list[Group] = []
+        generated: list[Group] = []
         told: list[dict[str, float]] = []
         for tries in range(1, wanted.max_num_gen_batches + 1 if wanted.enable else 2):
             groups, epoch = self.take_groups(size)
             batch = self.scored_rows(groups, self.sampling, self.reward_fn, self.crew.reward_model)
             told.append(batch.meta_info.pop("reward_metrics", {}))
+            generated += groups
             if wanted.enable:
                 differ = groups_that_differ(batch, wanted.metric, self.config.actor_rollout_ref.rollout.n)
                 kept += [group for group, differs in zip(groups, differ, strict=True) if differs]
@@ -249,7 +250,8 @@ class RayPPOTrainer:
                 batch = self.scored_rows(groups, self.sampling, self.reward_fn, self.crew.reward_model)
                 batch.meta_info.pop("reward_metrics", None)
                 self.metrics["training/num_gen_batches"] = float(tries)
-            self.metrics |= mean_of(told) | self.stream.figures(groups, self.step) | episode_figures(groups)
+                self.metrics["training/groups_dropped"] = float(len(generated) - size)
+            self.metrics |= over_batches(told) | episode_figures(generated) | self.stream.figures(groups, self.step)
             self.metrics["training/epoch"] = float(epoch)
             if self.config.algorithm.adv_estimator == "remax":
                 self.add_baselines(batch, groups)
@@ -577,10 +579,14 @@ class RayPPOTrainer:
             self.config.trainer.watchdog,
             self.tracking.phases,
             self.crew,
-            lambda: self.stream.pending() if self.stream is not None else [],
+            self.awaited_samples,
             self.tracking.directory.path / "stalls",
             self.tracking.warn,
         )
+
+    def awaited_samples(self, phase: str) -> list[str]:
+        """What the phase `gen` or `reward` waits for."""
+        return self.stream.pending(phase) if self.stream is not None else []
 
     def shutdown(self) -> None:
         """Stop all workers, give the pools back, and close the books."""

@@ -104,6 +104,12 @@ def throughput(metrics: dict[str, float], step_s: float, workers: int = 1) -> di
     }
 
 
+def over_batches(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What the reward function told of each batch that was generated for a step, as if of one: means, and the largest of `…_max`."""
+    values = {name: [m[name] for m in told if name in m] for m in told for name in m}
+    return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
+
+
 def mean_over_ranks(told: DataProto) -> dict[str, float]:
     """The metrics that workers put into their answer: one dict, or a list of values per name after collecting ranks."""
     metrics: Any = told.meta_info["metrics"]

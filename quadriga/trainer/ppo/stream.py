@@ -122,6 +122,10 @@ class Stream:
         """Ordered: the lots that were drawn ahead, by the step that they are for. Free: those that are not used up."""
         self._complete: deque[Group] = deque()
         """Free: groups that may be trained on, in the order in which they were finished."""
+        self._written = 0
+        """Free: groups that are written and not trained on; some of them wait for scores."""
+        self._awaited: list[Lot] = []
+        """What training waits for now."""
         self._open: dict[str, tuple[Group, Lot, Scorer | None]] = {}
         self._names = 0
         self._version = 0
@@ -187,12 +191,14 @@ class Stream:
             "stream/engines_idle_s": idle - before[1],
         }
 
-    def pending(self) -> list[str]:
-        """The samples that somebody waits for, as `uid/sample`, and of episodes what they wait for."""
-        if self._episodes is not None and (episodes := self._episodes.waiting_for()):
+    def pending(self, phase: str) -> list[str]:
+        """What training waits for: in `gen` the samples that are not written, as `uid/sample`, and of episodes what they wait
+        for; in `reward` those that have no score."""
+        if phase == "gen" and self._episodes is not None and (episodes := self._episodes.waiting_for()):
             return episodes
         with self.router.changed:
-            return [name for group, _, _ in self._open.values() for name in group.missing()]
+            groups = [group for lot in self._awaited for group in lot.groups]
+            return [name for group in groups for name in (group.missing() if phase == "gen" else group.unscored())]
 
     def close(self) -> None:
         if self._episodes is not None:
@@ -210,7 +216,7 @@ class Stream:
     def lots(self) -> list[DataProto]:
         """What was drawn and not yet trained on, a table of prompts for each lot, with their groups in `meta_info`."""
         with self.router.changed:
-            left = [(step, lot, [g for g in lot.groups if not self._taken(g)]) for step, lot in self._lots.items()]
+            left = [(step, lot, [g for g in lot.groups if not g.taken]) for step, lot in self._lots.items()]
         return [as_table(step, lot.epoch, groups) for step, lot, groups in left if groups]
 
     def load_lots(self, step: int, tables: Sequence[DataProto]) -> None:
@@ -228,6 +234,7 @@ class Stream:
             self._last_drawn = max(self._last_drawn, for_step)
             if not self._window.ordered:
                 self._complete += [group for group in groups if group.complete]
+                self._written += len(groups) - len(left)
             self._submit(left, lot, self._sampling, self._scorer)
 
     # ---- drawing ----
@@ -245,7 +252,7 @@ class Stream:
 
     def _groups_ahead(self) -> int:
         with self.router.changed:
-            return sum(not self._taken(group) for lot in self._lots.values() for group in lot.groups)
+            return sum(not group.taken for lot in self._lots.values() for group in lot.groups)
 
     def _draw(self, step: int, version: int | None) -> Lot:
         """The next batch of prompts goes out."""
@@ -332,6 +339,7 @@ class Stream:
         if not group.samples_left:
             del self._open[name]
             lot.generating -= 1
+            self._written += self._may_be_taken(lot)
             if group.complete:
                 self._completed(group, lot)
         return _ToScore(group, lot, scorer, index, sample)
@@ -359,27 +367,34 @@ class Stream:
 
     def _completed(self, group: Group, lot: Lot) -> None:
         lot.incomplete -= 1
-        if not self._window.ordered and lot.epoch >= 0:
+        if self._may_be_taken(lot):
             self._complete.append(group)
 
+    def _may_be_taken(self, lot: Lot) -> bool:
+        """Free: whether training takes the groups of a lot one by one. A validation waits for all of its own."""
+        return not self._window.ordered and lot.epoch >= 0
+
     def _await(self, lot: Lot) -> None:
+        self._wait([lot], lambda: not lot.generating, lambda: not lot.incomplete)
+
+    def _wait(self, lots: list[Lot], written: Callable[[], bool], scored: Callable[[], bool]) -> None:
+        self._awaited = lots
         with self._phase("gen"):
-            self.router.wait(lambda: not lot.generating)
+            self.router.wait(written)
         with self._phase("reward"):
-            self.router.wait(lambda: not lot.incomplete)
+            self.router.wait(scored)
+        self._awaited = []
 
     def _take_complete(self, count: int) -> tuple[list[Group], int]:
         self._draw_ahead()
         while self._groups_ahead() < count:  # some were taken and not used
             self._draw_next()
-        with self._phase("gen"):
-            self.router.wait(lambda: len(self._complete) >= count)
+        self._wait(list(self._lots.values()), lambda: self._written >= count, lambda: len(self._complete) >= count)
         with self.router.changed:
             groups = [self._complete.popleft() for _ in range(count)]
-            for step in [s for s, lot in self._lots.items() if all(self._taken(g) for g in lot.groups)]:
+            self._written -= count
+            for group in groups:
+                group.taken = True
+            for step in [s for s, lot in self._lots.items() if all(g.taken for g in lot.groups)]:
                 del self._lots[step]
         return groups, max(int(group.prompts.non_tensor_batch["epoch"][group.row]) for group in groups)
-
-    def _taken(self, group: Group) -> bool:
-        """Free: whether training has had it."""
-        return not self._window.ordered and group.complete and group not in self._complete

@@ -34,7 +34,7 @@ class Watchdog:
     Args:
         config: the deadlines.
         crew: offers `busy`, `stacks` and `abandon`.
-        pending_samples: the samples that a generation still waits for.
+        pending_samples: what the phase `gen` or `reward` still waits for: samples, or those that have no score.
         folder: for the stacks.
         warn: shows a text to the user.
         end_process: what to do if the driver itself does not come back within `last_grace_s`.
@@ -45,7 +45,7 @@ class Watchdog:
         config: WatchdogConfig,
         phases: Phases,
         crew: Any,
-        pending_samples: Callable[[], list[str]],
+        pending_samples: Callable[[str], list[str]],
         folder: Path,
         warn: Callable[[str], None],
         end_process: Callable[[int], Any] = os._exit,
@@ -112,9 +112,10 @@ class Watchdog:
         lines = [f"step {phase.step}: {phase.path} has been running for {in_words(phase.seconds)}{usual}"]
         busy = self._crew.busy()
         lines += [f"  {one}" for one in busy] or ["  no worker is busy: it is the driver that works or waits"]
-        if phase.name == "gen" and (missing := self._pending_samples()):
+        awaited = {"gen": "the samples", "reward": "the scores of the samples"}.get(phase.name)
+        if awaited is not None and (missing := self._pending_samples(phase.name)):
             more = f", … {len(missing) - SHOWN_SAMPLES} more" if len(missing) > SHOWN_SAMPLES else ""
-            lines.append(f"  waits for the samples {', '.join(missing[:SHOWN_SAMPLES])}{more}")
+            lines.append(f"  waits for {awaited} {', '.join(missing[:SHOWN_SAMPLES])}{more}")
         stacks = [f"driver, pid {os.getpid()}\n{_own_stacks()}", *self._crew.stacks()]
         file = self._folder / f"step_{phase.step:08d}_{phase.name}.txt"
         self._folder.mkdir(parents=True, exist_ok=True)
