@@ -5,8 +5,9 @@ Every run is a fresh interpreter in a session and folder of its own, with an emp
 Covered:
   - CPU time, address space, size of a written file, open files, core dumps (resource limits);
   - wall-clock time (the process is killed with all that is left of it);
-  - new processes, sockets, signals to, tracing and reading of other processes, their priorities and affinities, System V
-    IPC, message queues, keys, mounts and new namespaces (refused by a seccomp filter; x86-64 and arm64);
+  - new processes, sockets to others, signals to, tracing and reading of other processes, their priorities and affinities,
+    System V IPC, message queues, keys, mounts and new namespaces (refused by a seccomp filter; x86-64 and arm64);
+  - what root may do (capabilities are dropped);
   - opening any file but Python's and the system's libraries, and writing any but those of a small scratch folder: other
     people's FIFOs and /proc/<pid>/mem are out of reach (Landlock; Linux 5.13 and newer, where it is switched on);
   - the network and IPC once more, and files once more (namespaces, where an unprivileged user may make them).

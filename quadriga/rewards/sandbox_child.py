@@ -17,6 +17,7 @@ import signal
 import struct
 import sys
 
+_CAPABILITIES_V3, _READ_ANY_FILE = 0x20080522, 0b110  # Landlock says which files
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
 _CLONE_THREAD = 0x10000
@@ -33,6 +34,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # Refused system calls by machine. In this order: starting processes, signalling, tracing and reading others; sockets;
 # mounting and namespaces; priorities and affinities; System V IPC, message queues and keys; truncating by path.
+# A pair of sockets may be made and used, but not connected or addressed to anybody else's: connect, bind, listen, accept,
+# messages with addresses; `sendto` with one.
 # `of_files`: modes, owners, times and attributes of files, which Landlock leaves open.
 _ARCHITECTURES: dict[str, dict] = {
     "x86_64": {
@@ -45,7 +48,11 @@ _ARCHITECTURES: dict[str, dict] = {
             *(141, 142, 144, 203, 251, 314),
             *(29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243, 244, 245, 248, 249, 250),
             76,
+            *(42, 43, 46, 49, 50, 288, 307),
         ),
+        "sendto": 44,
+        "fcntl": 72,
+        "ioctl": 16,
         "of_files": (90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280),
     },
     "aarch64": {
@@ -58,13 +65,21 @@ _ARCHITECTURES: dict[str, dict] = {
             *(140, 118, 119, 122, 30, 274),
             *(*range(180, 198), 217, 218, 219),
             45,
+            *(200, 201, 202, 203, 211, 242, 269),
         ),
+        "sendto": 206,
+        "fcntl": 25,
+        "ioctl": 29,
         "of_files": (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88),
     },
 }
 # pidfd_send_signal, io_uring_setup, the mount API, pidfd_open, pidfd_getfd, fchmodat2
 _REFUSED_EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 433, 434, 438, 442, 452)
 _CLONE3 = 435
+_SIGNAL_ANOTHER = {  # by making it the owner of a file that signals when it is ready
+    "fcntl": (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+    "ioctl": (0x8901, 0x8902),  # FIOSETOWN, SIOCSPGRP
+}
 
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _READ, _WRITE, _OF_A_FILE = 0b1101, 0b10, 0b100000000000111  # execute, read a file or a folder; write; what a file has
@@ -141,6 +156,16 @@ def confine_files(folder: str) -> bool:
     return _libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) == 0
 
 
+def drop_capabilities() -> None:
+    """What root may do beyond other users (clocks, limits, modules, restarts) it may no longer do here."""
+    header, now = struct.pack("Ii", _CAPABILITIES_V3, 0), ctypes.create_string_buffer(24)
+    _libc.capget(header, now)
+    effective, permitted, *_ = struct.unpack("6I", now.raw)
+    kept = struct.pack("6I", effective & _READ_ANY_FILE, permitted & _READ_ANY_FILE, 0, 0, 0, 0)
+    if _libc.capset(header, kept) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 def refuse_system_calls(files_are_read_only: bool) -> bool:
     """No new process (threads are fine), no hand on others, no socket, no IPC; False where the kernel does not filter."""
     machine = _ARCHITECTURES.get(platform.machine())
@@ -169,7 +194,17 @@ def _filter(machine: dict, also: tuple[int, ...]) -> list[tuple[int, int, int, i
     ]
     for number in (*machine["refused"], *_REFUSED_EVERYWHERE, *also):
         program += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
+    for name, commands in _SIGNAL_ANOTHER.items():
+        tests = [step for command in commands for step in ((equal, 0, 1, command), (answer, 0, 0, refuse))]
+        program += [(equal, 0, len(tests) + 2, machine[name]), (load, 0, 0, 24), *tests, (answer, 0, 0, allow)]
     program += [
+        (equal, 0, 6, machine["sendto"]),
+        (load, 0, 0, 48),  # the address, in two halves
+        (equal, 0, 2, 0),
+        (load, 0, 0, 52),
+        (equal, 1, 0, 0),
+        (answer, 0, 0, refuse),
+        (answer, 0, 0, allow),
         (equal, 0, 4, machine["clone"]),
         (load, 0, 0, 16),
         (any_bit, 1, 0, _CLONE_THREAD),
@@ -297,6 +332,7 @@ def main() -> None:
     namespaces = own_namespaces(job["folder"], job["file_mb"])
     limit_resources(job)
     confined = confine_files(job["folder"])
+    drop_capabilities()
     filtered = refuse_system_calls(files_are_read_only=namespaces)
     sys.argv[1:] = []
     run = run_tests if job["tests"] is not None else run_calls if job["calls"] is not None else run_program

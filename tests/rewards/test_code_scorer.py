@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -129,6 +132,7 @@ def test_threads_async_and_scratch_files_work() -> None:
     program = (
         "import asyncio, threading\n"
         "asyncio.run(asyncio.sleep(0))\n"
+        "a, b = __import__('socket').socketpair(); a.send(b'x'); assert b.recv(1) == b'x'\n"
         "t = threading.Thread(target=lambda: open('note.txt', 'w').write('hello')); t.start(); t.join()\n"
     )
     assert run(program, ["assert open('note.txt').read() == 'hello'"], limits=LIMITS).passed == 1
@@ -182,6 +186,57 @@ def test_fifos_outside_are_out_of_reach(mode: str, tmp_path: Path) -> None:
             os.read(ours, 5)
     finally:
         os.close(ours)
+
+
+@pytest.mark.parametrize(
+    "owning",
+    [
+        "fcntl.fcntl(end, 8, PID)",  # F_SETOWN
+        "fcntl.fcntl(end, 15, struct.pack('ii', 1, PID))",  # F_SETOWN_EX
+        "fcntl.fcntl(end, 10, 12)",  # F_SETSIG
+        "fcntl.ioctl(end, 0x8901, struct.pack('i', PID))",  # FIOSETOWN
+    ],
+)
+def test_no_file_can_be_made_to_signal_another_process(owning: str) -> None:
+    """A socket with an owner and O_ASYNC sends SIGIO, which ends whoever does not handle it."""
+    with subprocess.Popen(["sleep", "20"]) as victim:
+        program = (
+            "import fcntl, os, socket, struct\n"
+            "end, other = (pair.detach() for pair in socket.socketpair())\n"
+            f"{owning.replace('PID', str(victim.pid))}\n"
+            "fcntl.fcntl(end, fcntl.F_SETFL, os.O_ASYNC)\n"
+            "os.write(other, b'x')\n"
+        )
+        result = run(program, ["pass"], limits=LIMITS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            victim.wait(0.2)
+        survived = victim.poll() is None
+        victim.kill()
+    assert survived
+    assert "PermissionError" in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    "use", ["a.sendto(b'hello', {0!r})", "a.connect({0!r}); a.send(b'hello')", "a.sendmsg([b'hello'], [], 0, {0!r})"]
+)
+def test_a_pair_of_sockets_reaches_nobody_else(use: str, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.bind(str(tmp_path / "ours"))
+        ours.setblocking(False)
+        program = "import socket; a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); " + use
+        assert "PermissionError" in (run(program.format(str(tmp_path / "ours")), ["pass"], limits=LIMITS).error or "")
+        with pytest.raises(BlockingIOError):
+            ours.recv(5)
+
+
+def test_root_is_nobody_in_there() -> None:
+    program = (
+        "import ctypes, struct\n"
+        "found = ctypes.create_string_buffer(24)\n"
+        "ctypes.CDLL(None).capget(struct.pack('Ii', 0x20080522, 0), found)\n"
+        "print([value & ~0b110 for value in struct.unpack('6I', found.raw)])\n"
+    )
+    assert run(program, None, limits=LIMITS).stdout.strip() == str([0] * 6)
 
 
 @pytest.fixture
