@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from quadriga.data import BatchLoader, ResumableSampler, RLDataset, SFTDataset, collate_prompts
 from quadriga.data.prep.converters import gsm8k
-from quadriga.data.prep.rows import write_parquet
+from quadriga.data.prep.sources import write_parquet
 
 
 class Watch:

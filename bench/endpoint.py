@@ -19,7 +19,7 @@ from typing import Any
 
 from quadriga.agents.endpoint import Endpoint
 from quadriga.agents.serving import LiveService, ServedPolicy
-from quadriga.checkpoint.model_path import model_path
+from quadriga.checkpoint.huggingface import model_path
 from quadriga.config.schema_models import ModelConfig
 from quadriga.data.chat import ChatEncoder
 from quadriga.models.load import end_token_ids, load_policy, load_tokenizer

@@ -162,7 +162,7 @@ def _updater(config: Any, shape: dict[str, Any], device: str) -> Any:
 
     from quadriga.engine import TrainingEngine
     from quadriga.engine.sharding import rank, world_size
-    from quadriga.models.policy import PolicyModel
+    from quadriga.models.token_model import PolicyModel
     from quadriga.protocol import DataProto
 
     policy, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor
@@ -191,9 +191,8 @@ def _updater(config: Any, shape: dict[str, Any], device: str) -> Any:
 
 def _generator(config: Any, shape: dict[str, Any], device: str) -> Any:
     """A function that generates responses of the greatest length with a model of that shape."""
-    from quadriga.rollout.interface import Request
+    from quadriga.rollout.interface import Request, SamplingParams
     from quadriga.rollout.native.engine import NativeEngine
-    from quadriga.rollout.sampling import SamplingParams
 
     module = _model(config, shape, False).to(device).requires_grad_(False).eval()
     engine = NativeEngine(module, max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs, max_model_len=LENGTH)

@@ -21,8 +21,7 @@ from quadriga import DataProto
 from quadriga.config import load_config
 from quadriga.config.placement import placement_of
 from quadriga.controller import RayWorkerGroup, ResourcePoolManager
-from quadriga.trainer.ppo.crew import Crew
-from quadriga.trainer.ppo.role import Role
+from quadriga.trainer.ppo.crew import Crew, Role
 from quadriga.workers import ActorRolloutRefWorker, CriticWorker
 
 ROWS, PROMPT, RESPONSE, VOCAB = 32, 32, 96, 4096

@@ -137,8 +137,8 @@ def driver(arguments: argparse.Namespace) -> None:
     import torch
 
     from quadriga.protocol import DataProto
+    from quadriga.rollout.interface import SamplingParams
     from quadriga.rollout.router import Router
-    from quadriga.rollout.sampling import SamplingParams
     from quadriga.trainer.ppo.groups import batch_of
     from quadriga.trainer.ppo.stream import Stream, Window
 
@@ -198,9 +198,8 @@ def latency(arguments: argparse.Namespace) -> None:
 
     from quadriga.config.load import load_config
     from quadriga.controller import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-    from quadriga.rollout.interface import Request
+    from quadriga.rollout.interface import Request, SamplingParams
     from quadriga.rollout.router import Router
-    from quadriga.rollout.sampling import SamplingParams
     from quadriga.trainer.ppo.engines import PublishedWeights, RayEngines
     from quadriga.trainer.ppo.restarts import Restarts
     from quadriga.workers import RolloutWorker
@@ -229,9 +228,8 @@ def latency(arguments: argparse.Namespace) -> None:
 
 
 def ragged(arguments: argparse.Namespace) -> None:
-    from quadriga.rollout.interface import Request
+    from quadriga.rollout.interface import Request, SamplingParams
     from quadriga.rollout.router import Router
-    from quadriga.rollout.sampling import SamplingParams
 
     draw, count, capacity = random.Random(1), 600, 16
     lengths = [min(2.0, 0.02 * draw.paretovariate(1.1)) for _ in range(count)]

@@ -22,7 +22,7 @@ from quadriga.algorithms import compute_policy_loss, entropy_loss
 from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import BatchCounts, TrainingEngine
 from quadriga.models.attention import register_packed_attention
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 from quadriga.protocol import DataProto
 
 PROMPT, RESPONSE, GROUP, VOCABULARY = 32, 128, 8, 4096

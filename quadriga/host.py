@@ -97,3 +97,14 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+CALLERS_FOLDER = "QUADRIGA_CALLERS_FOLDER"
+"""The variable that names it."""
+
+
+def enter_callers_folder() -> None:
+    """Go there, where this machine has it."""
+    folder = os.environ.get(CALLERS_FOLDER)
+    if folder and os.path.isdir(folder):
+        os.chdir(folder)

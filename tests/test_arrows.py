@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "quadriga"
 
 FLOORS = (
-    ("errors", "version", "accelerator", "host"),
+    ("errors", "version", "accelerator", "host", "lazy"),
     ("atomic_file", "registry"),
     ("protocol", "config"),
     ("controller", "algorithms", "tracking"),

@@ -25,16 +25,16 @@ import torch
 from quadriga.config.schema_models import ModelConfig, OptimConfig
 from quadriga.data.chat import ChatEncoder
 from quadriga.data.prep.arithmetic import generate_arithmetic, solve
-from quadriga.data.prep.rows import write_parquet
+from quadriga.data.prep.sources import write_parquet
 from quadriga.engine import TrainingEngine
 from quadriga.engine.weights import host_state_dict
-from quadriga.models.blank_copy import blank_copy
 from quadriga.models.load import load_policy, load_tokenizer
+from quadriga.models.outline import blank_copy
 from quadriga.protocol import DataProto
 from quadriga.rewards.scorers import gsm8k
 from quadriga.rollout import Request, SamplingParams, create_engine
 from quadriga.tracking.curves import Curve, Panel
-from quadriga.tracking.png_plot import write_png
+from quadriga.tracking.plots import write_png
 
 SFT_BATCH, SFT_MAX_STEPS, SFT_EVAL_EVERY = 64, 240, 4
 NEW_TOKENS = 40

@@ -20,7 +20,7 @@ from quadriga.config.schema_roles import ActorConfig
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.exact import set_exact
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 from quadriga.protocol import DataProto
 from quadriga.workers.losses import actor_loss
 

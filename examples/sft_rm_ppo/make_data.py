@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from quadriga.data import generate_arithmetic
-from quadriga.data.prep.rows import write_parquet
+from quadriga.data.prep.sources import write_parquet
 
 LESSONS, PAIRS = 64, 3000
 

@@ -28,8 +28,7 @@ from quadriga.config.schema_rollout import AgentConfig
 from quadriga.errors import ConfigError, QuadrigaError, WorkerError
 from quadriga.rewards.nursery import Nursery
 from quadriga.rewards.worker import READ_BYTES, Frames, Garbled, frame
-from quadriga.rollout.interface import Request
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import Request, SamplingParams
 from quadriga.rollout.service import Sample
 
 CHECK_S = 0.1

@@ -30,7 +30,7 @@ from quadriga.agents.recorder import FREE, Limits, RecordingPolicy, Texts
 from quadriga.agents.task import EpisodeOver, Task, outcome_of
 from quadriga.errors import ConfigError, QuadrigaError
 from quadriga.rewards.worker import MAX_TRACEBACK, READ_BYTES, Frames, frame, leave
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.service import Sample
 
 ALIVE_S = 0.5

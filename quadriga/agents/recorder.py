@@ -12,7 +12,7 @@ from quadriga.agents.policy import Generation, Message
 from quadriga.agents.task import EpisodeOver
 from quadriga.data.chat import ChatEncoder
 from quadriga.errors import ConfigError, DataError, WorkerError
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.service import Sample
 
 FREE = ("max_new_tokens", "min_new_tokens", "stop_token_ids", "stop_strings", "ignore_eos")

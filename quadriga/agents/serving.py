@@ -17,8 +17,7 @@ from quadriga.agents.endpoint.app import Caller
 from quadriga.agents.policy import Generation, Message
 from quadriga.data.chat import ChatEncoder
 from quadriga.errors import DataError, WorkerError
-from quadriga.rollout.interface import Request
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import Request, SamplingParams
 from quadriga.rollout.service import Delivery, GenerationService, Sample
 
 OnTokens = Callable[[list[int], list[float], list[float]], None]

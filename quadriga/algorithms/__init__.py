@@ -47,8 +47,7 @@ from quadriga.algorithms.policy_losses import (
     policy_loss_names,
     register_policy_loss,
 )
-from quadriga.algorithms.preference import DPO_LOSSES, dpo_loss, pairwise_reward_loss
-from quadriga.algorithms.value_loss import value_loss
+from quadriga.algorithms.value_losses import DPO_LOSSES, dpo_loss, pairwise_reward_loss, value_loss
 from quadriga.registry import Registry
 
 __all__ = [

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quadriga.algorithms.bounds import LOG_RATIO_BOUND
-from quadriga.algorithms.masked import as_bool, masked_mean, masked_sum, token_counts
+from quadriga.algorithms.masked import LOG_RATIO_BOUND, as_bool, masked_mean, masked_sum, token_counts
 from quadriga.config.rollout_correction import Rejection, parse_bounds, parse_rejections
 from quadriga.errors import ConfigError
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from quadriga.algorithms.aggregate import Aggregation
-from quadriga.algorithms.bounds import KL_BOUND, LOG_RATIO_BOUND
 from quadriga.algorithms.kl import kl_estimate
-from quadriga.algorithms.masked import as_bool
+from quadriga.algorithms.masked import KL_BOUND, LOG_RATIO_BOUND, as_bool
 from quadriga.errors import ConfigError
 
 KEYS = "distillation.distillation_loss"

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from quadriga.algorithms.aggregate import Aggregation
-from quadriga.algorithms.bounds import KL_BOUND, LOG_RATIO_BOUND
-from quadriga.algorithms.masked import as_bool, masked_mean, masked_sum, token_counts
+from quadriga.algorithms.masked import KL_BOUND, LOG_RATIO_BOUND, as_bool, masked_mean, masked_sum, token_counts
 from quadriga.errors import CheckpointError, ConfigError, DataError
 from quadriga.registry import Registry
 

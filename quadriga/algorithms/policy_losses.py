@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from quadriga.algorithms.aggregate import Aggregation
-from quadriga.algorithms.bounds import GSPO_LOG_RATIO_BOUND, LOG_RATIO_BOUND
-from quadriga.algorithms.masked import as_bool, masked_sum, token_counts
+from quadriga.algorithms.masked import GSPO_LOG_RATIO_BOUND, LOG_RATIO_BOUND, as_bool, masked_sum, token_counts
 from quadriga.errors import ConfigError, DataError
 from quadriga.registry import Registry
 

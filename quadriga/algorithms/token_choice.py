@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quadriga.algorithms.bounds import LOG_RATIO_BOUND
-from quadriga.algorithms.masked import as_bool, masked_sum
+from quadriga.algorithms.masked import LOG_RATIO_BOUND, as_bool, masked_sum
 from quadriga.algorithms.policy_losses import clip_range, log_ratio_of, row_mean
 from quadriga.errors import ConfigError
 

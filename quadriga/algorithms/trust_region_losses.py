@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from quadriga.algorithms.aggregate import Aggregation
-from quadriga.algorithms.bounds import LOG_RATIO_BOUND
-from quadriga.algorithms.masked import as_bool, masked_sum
+from quadriga.algorithms.masked import LOG_RATIO_BOUND, as_bool, masked_sum
 from quadriga.algorithms.policy_losses import (
     LossAndMetrics,
     clip_range,

@@ -6,8 +6,7 @@ The driver uses `CheckpointStore` (no torch needed); a worker writes and reads i
 
 from __future__ import annotations
 
-from quadriga.checkpoint.checkpoint import Checkpoint
-from quadriga.checkpoint.draft import Draft
+from quadriga.checkpoint.checkpoint import Checkpoint, Draft
 from quadriga.checkpoint.store import CheckpointStore, locate
 
 __all__ = ["Checkpoint", "CheckpointStore", "Draft", "locate"]

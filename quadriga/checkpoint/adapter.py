@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from quadriga.checkpoint.checkpoint import Checkpoint
-from quadriga.checkpoint.pieces import Piece
-from quadriga.checkpoint.shard_files import read_index
-from quadriga.checkpoint.shard_reader import ShardReader
+from quadriga.checkpoint.manifest import read_index
+from quadriga.checkpoint.shard_reader import Piece, ShardReader
 from quadriga.errors import CheckpointError, DataError
 from quadriga.models.source import resolve_model_path
 

@@ -13,7 +13,7 @@ from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.disk import readable_disk_errors, require_room, sync, sync_tree
 from quadriga.checkpoint.huggingface import PART, load_exported
 from quadriga.checkpoint.manifest import sha256
-from quadriga.data.progress import progress_bar
+from quadriga.data.files import progress_bar
 from quadriga.errors import CheckpointError
 
 DTYPES = ("float32", "bfloat16", "float16")

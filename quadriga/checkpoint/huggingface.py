@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from quadriga.checkpoint.disk import readable_disk_errors
+from quadriga.checkpoint.manifest import MANIFEST
+from quadriga.checkpoint.store import locate
 from quadriga.errors import CheckpointError
-from quadriga.models.policy import PolicyModel
-from quadriga.models.scalar_model import ScalarModel
+from quadriga.models.token_model import PolicyModel, ScalarModel
 
 PART = "huggingface"
 """The folder's name in a checkpoint."""
@@ -198,3 +200,18 @@ def _read_description(folder: Path, tokens: int, trust_remote_code: bool) -> Non
             f"the tokenizer has {tokens} tokens, but only {read} of them after it is saved and loaded again",
             "give a tokenizer that save_pretrained keeps whole",
         )
+
+
+def model_path(path: str) -> str:
+    """The Hugging Face folder in a checkpoint or in a run directory (its newest good checkpoint); else `path` as it is.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete or damaged, or holds no model.
+    """
+    folder = Path(os.path.expandvars(path)).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return path
+    is_checkpoint = (folder / MANIFEST).exists() or folder.name.startswith("global_step_")
+    if is_checkpoint or (folder / "checkpoints").is_dir() or any(folder.glob("global_step_*")):
+        return str(locate(folder).folder(PART))
+    return path

@@ -24,10 +24,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from quadriga.checkpoint.disk import readable_disk_errors, sync
-from quadriga.checkpoint.manifest import FORMAT, NewerFormat
-from quadriga.checkpoint.pieces import Piece, is_first_copy, piece_of
-from quadriga.checkpoint.shard_files import INDEX, read_index, shard_name
-from quadriga.checkpoint.shard_reader import OFFSETS, SHARDING_INFO, ShardReader
+from quadriga.checkpoint.manifest import FORMAT, INDEX, NewerFormat, read_index, shard_name
+from quadriga.checkpoint.shard_reader import OFFSETS, SHARDING_INFO, Piece, ShardReader, is_first_copy, piece_of
 from quadriga.config.memory import OPTIMISER_BYTES
 from quadriga.engine.sharding import rank, world_size
 from quadriga.errors import CheckpointError

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quadriga.atomic_file import write_atomically
-from quadriga.checkpoint.checkpoint import Checkpoint
+from quadriga.checkpoint.checkpoint import Checkpoint, Draft
 from quadriga.checkpoint.disk import (
     is_abandoned,
     lock_folder,
@@ -34,7 +34,6 @@ from quadriga.checkpoint.disk import (
     sync,
     sync_tree,
 )
-from quadriga.checkpoint.draft import Draft
 from quadriga.checkpoint.manifest import MANIFEST, NewerFormat, encode, make_manifest
 from quadriga.errors import CheckpointError
 

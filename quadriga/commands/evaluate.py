@@ -29,10 +29,10 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--n {options.n} leaves nothing to score", "ask for at least 1 sample")
     params = sampling_params(options)
 
-    from quadriga.checkpoint.model_path import model_path
+    from quadriga.checkpoint.huggingface import model_path
     from quadriga.commands.evaluation_figures import figures_of, print_table
     from quadriga.data import RLDataset
-    from quadriga.data.progress import progress_bar
+    from quadriga.data.files import progress_bar
     from quadriga.models.load import load_tokenizer
     from quadriga.rewards import RewardPool
 

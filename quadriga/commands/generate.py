@@ -33,9 +33,9 @@ def main(argv: Sequence[str]) -> int:
         return _converse(options, params)
     prompts, where = _prompts_of(options)
 
-    from quadriga.checkpoint.model_path import model_path
+    from quadriga.checkpoint.huggingface import model_path
     from quadriga.data.chat import ChatEncoder
-    from quadriga.data.progress import progress_bar
+    from quadriga.data.files import progress_bar
     from quadriga.models.load import load_tokenizer
 
     path = model_path(options.model)
@@ -109,8 +109,8 @@ def _prompts_of(options: argparse.Namespace) -> tuple[Prompts, Callable[[int], s
 
 
 def _read_prompts(path: str, key: str) -> tuple[Prompts, Callable[[int], str]]:
+    from quadriga.data.chat import check_messages
     from quadriga.data.files import expand_path, load_rows
-    from quadriga.data.messages import check_messages
 
     file = expand_path(path)
     if file.suffix == ".txt":
@@ -157,7 +157,7 @@ def _for_people(line: dict[str, Any], samples: int) -> str:
 
 def _converse(options: argparse.Namespace, params: Any) -> int:
     """Questions from the terminal, answers that know what was said before, until the input ends."""
-    from quadriga.checkpoint.model_path import model_path
+    from quadriga.checkpoint.huggingface import model_path
     from quadriga.data.chat import ChatEncoder
     from quadriga.models.load import load_tokenizer
 

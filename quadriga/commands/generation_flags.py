@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import SamplingParams
 
 MODEL_HELP = "Hugging Face name or folder, a checkpoint or run directory of Quadriga, or builtin:arithmetic"
 
@@ -64,7 +64,7 @@ def open_engine(options: argparse.Namespace, path: str, tokenizer: Any, max_mode
 
     from quadriga.config.schema_models import ModelConfig
     from quadriga.models.load import end_token_ids, load_policy
-    from quadriga.rollout.registry import create_engine
+    from quadriga.rollout.interface import create_engine
 
     transformers_logging.disable_progress_bar()
     device = options.device or _default_device()

@@ -7,13 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quadriga.data.files import Row, expand_path
+from quadriga.data.files import Row, expand_path, progress_bar
 from quadriga.data.prep.arithmetic import STYLES, generate_arithmetic
 from quadriga.data.prep.converters import CONVERTERS, Converter
 from quadriga.data.prep.reasoning_gym import INSTRUCTION, generate_reasoning_gym, task_names
-from quadriga.data.prep.rows import write_parquet
-from quadriga.data.prep.sources import read_splits
-from quadriga.data.progress import progress_bar
+from quadriga.data.prep.sources import read_splits, write_parquet
 from quadriga.errors import DataError
 
 

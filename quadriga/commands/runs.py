@@ -104,7 +104,7 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from quadriga.tracking.durations import in_words
+    from quadriga.tracking.figures import in_words
     from quadriga.tracking.run_state import sparkline
 
     table = Table(box=None, pad_edge=False, header_style="dim")

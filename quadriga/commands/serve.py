@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
     options = command_parser().parse_args(argv)
     from quadriga.agents.endpoint.server import LOOPBACK, listen
     from quadriga.agents.tool_formats import tool_format
-    from quadriga.checkpoint.model_path import model_path
-    from quadriga.rollout.sampling import SamplingParams
+    from quadriga.checkpoint.huggingface import model_path
+    from quadriga.rollout.interface import SamplingParams
 
     key = _key(options.api_key)
     if options.host not in LOOPBACK and key is None:

@@ -9,16 +9,14 @@ from quadriga.config.algorithm_check import report_algorithm
 from quadriga.config.batch_arithmetic import report_batch_sizes
 from quadriga.config.distillation import check_distillation
 from quadriga.config.exactness import report_exactness
-from quadriga.config.experts import report_experts
 from quadriga.config.needs import (
     need_critic,
     need_reference_policy,
     need_reward_model,
     uses_token_budget,
 )
-from quadriga.config.parallel import SEQUENCE_KEY, report_parallel
+from quadriga.config.parallel import SEQUENCE_KEY, report_experts, report_parallel
 from quadriga.config.placement import placement_of
-from quadriga.config.profiling import report_profiling
 from quadriga.config.run_name import name_problems
 from quadriga.config.schema import Config
 from quadriga.config.tensor_parallel import report_tensor_parallel
@@ -254,4 +252,43 @@ def _run(config: Config, problems: Problems) -> None:
         problems.add(
             "ray_kwargs.ray_init.timeline_json_file is not an argument of ray.init",
             "set ray_kwargs.timeline_json_file",
+        )
+
+
+SECTIONS = {
+    "actor_rollout": "actor_rollout_ref.actor",
+    "ref": "actor_rollout_ref.ref",
+    "critic": "critic",
+    "rm": "reward_model",
+    "teacher": "distillation",
+}
+"""Role → the section that has its `profiler`."""
+
+
+def profiler_section(config: Any, role: str) -> Any | None:
+    """The `profiler` of a role; None for one that has none."""
+    if role not in SECTIONS:
+        return None
+    node = config
+    for part in SECTIONS[role].split("."):
+        node = getattr(node, part)
+    return node.profiler
+
+
+def report_profiling(config: Any, roles: list[str], problems: Problems) -> None:
+    """Note a profile that nobody would write."""
+    profiler = config.global_profiler
+    if profiler.tool is None:
+        return
+    if not profiler.steps:
+        problems.add(
+            f"global_profiler.tool={profiler.tool}, but global_profiler.steps names no step",
+            "set global_profiler.steps, e.g. to [2,5]",
+        )
+    sections = [profiler_section(config, role) for role in roles]
+    if not any(section is not None and section.enable and (section.all_ranks or section.ranks) for section in sections):
+        keys = ", ".join(f"{SECTIONS[role]}.profiler.enable" for role in roles if role in SECTIONS)
+        problems.add(
+            f"global_profiler.tool={profiler.tool}, but no role of this run is to be profiled",
+            f"set one of {keys} to True",
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,8 +15,6 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quadriga.config.adapter_folder import take_adapter
-from quadriga.config.changes import follows_another_key, keys_set, value_at
 from quadriga.config.check import check
 from quadriga.config.command_line import (
     CONFIG_DIR,
@@ -30,7 +29,16 @@ from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config
 from quadriga.config.supervised_check import check_supervised
-from quadriga.config.typed import Problems, all_keys, build, default_of, default_values
+from quadriga.config.typed import (
+    Problems,
+    all_keys,
+    build,
+    default_of,
+    default_values,
+    follows_another_key,
+    keys_set,
+    value_at,
+)
 from quadriga.errors import ConfigError
 from quadriga.registry import import_libraries
 
@@ -205,3 +213,43 @@ def _first_line(error: Exception) -> str:
 def keys_set_by_user(config: Any) -> set[str]:
     """Dotted keys with another value than the one they would have had by themselves."""
     return set(keys_set(asdict(config), type(config)))
+
+
+DESCRIPTION, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def take_adapter(model: Any, section: str, problems: Problems) -> None:
+    """Let the keys of `model` say what the adapter at its `lora_adapter_path` is; a problem if there is none.
+
+    Args:
+        model: the section of a policy's model.
+        section: its dotted name, for the messages.
+    """
+    key = f"{section}.lora_adapter_path"
+    folder = Path(model.lora_adapter_path).expanduser()
+    missing = [name for name in (DESCRIPTION, WEIGHTS) if not (folder / name).is_file()]
+    if missing:
+        problems.add(
+            f"{key}={model.lora_adapter_path}: there is no {' and no '.join(missing)} in that folder",
+            "give a local folder that peft's save_pretrained, or `quadriga export --lora apart`, has written",
+        )
+        return
+    try:
+        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        rank, alpha = int(described["r"]), int(described["lora_alpha"])
+    except (ValueError, KeyError, TypeError) as error:
+        problems.add(f"{folder / DESCRIPTION} cannot be read: {error!r}", "write the adapter anew")
+        return
+    if described.get("peft_type", "LORA") != "LORA" or rank < 1:
+        problems.add(f"{key}: the adapter in {folder} is no LoRA adapter", "give a LoRA adapter")
+        return
+    if model.lora_rank not in (0, rank):
+        problems.add(
+            f"{section}.lora_rank={model.lora_rank}, but the adapter in {folder} has rank {rank}",
+            f"remove {section}.lora_rank, or set {section}.lora_rank={rank}",
+        )
+    if model.exclude_modules:
+        problems.add(f"{section}.exclude_modules has no effect: the adapter in {folder} has its modules", "remove it")
+    model.lora_rank, model.lora_alpha = rank, alpha
+    model.target_modules = described.get("target_modules") or model.target_modules
+    model.lora_adapter_path = str(folder.resolve())

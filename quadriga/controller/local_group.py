@@ -12,9 +12,8 @@ from typing import Any
 from quadriga.controller.call_record import CallMeter, CallRecord, around_call
 from quadriga.controller.device_gate import DEVICE_GATE
 from quadriga.controller.group import WorkerGroup
-from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import rank_environments, refuse_protected
-from quadriga.controller.pool import ResourcePool
+from quadriga.controller.pool import RayClassWithInitArgs, ResourcePool, role_and_method, roles_of
 from quadriga.errors import ConfigError, WorkerError
 
 

@@ -13,8 +13,8 @@ import ray
 from quadriga.controller.call_record import CallRecord
 from quadriga.controller.calls import Seat, WorkersDied, WorkersLost, death_among, fetch
 from quadriga.controller.group import WorkerGroup
-from quadriga.controller.members import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.placement_env import master_address, rank_environments, refuse_protected
+from quadriga.controller.pool import RayClassWithInitArgs, role_and_method, roles_of
 from quadriga.controller.ray_pool import Bundle, RayResourcePool
 from quadriga.controller.slot_process import start_process
 from quadriga.errors import ConfigError, QuadrigaError, WorkerError

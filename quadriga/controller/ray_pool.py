@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import resource
 import secrets
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from typing import Any
 
+import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from quadriga.controller.node_health import lost_nodes, node_lost_error
-from quadriga.controller.open_files import allow_connections
 from quadriga.controller.pool import ResourcePool
 from quadriga.controller.resources import (
     Demand,
@@ -345,3 +346,47 @@ def _node_of(group: PlacementGroup) -> Node:
     table: dict[str, Any] = placement_group_table(group)
     node_id = next(iter(table["bundles_to_node_id"].values()), "")
     return next((n for n in cluster_nodes() if n.node_id == node_id), Node(node_id, "unknown", {}, {}))
+
+
+CONNECT_TIMEOUT_S = 1.5
+
+
+def lost_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Those of `nodes` that have left the cluster, or whose raylet does not take a connection any more."""
+    now = {n["NodeID"]: n for n in ray.nodes() if n["Alive"]}
+    return [n for n in nodes if n.node_id not in now or not _answers(n.ip, now[n.node_id]["NodeManagerPort"])]
+
+
+def node_lost_error(lost: Sequence[Node], pool: str) -> ResourceError:
+    return ResourceError(
+        f"node {', '.join(sorted({n.ip for n in lost}))} went away after its slots were chosen for {pool}",
+        "start Ray on it again and see its logs, or ask for what the other nodes have (trainer.nnodes, trainer.n_gpus_per_node)",
+    )
+
+
+def _answers(ip: str, port: int) -> bool:
+    try:
+        socket.create_connection((ip, port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+SPARE = 256
+"""Files, pipes and connections that a driver has besides those to its workers."""
+ENOUGH = 65_536
+
+
+def allow_connections(workers: int) -> None:
+    """Raise this process's limit of open files as far as needed. ResourceError if it may not be raised so far."""
+    needed = 2 * workers + SPARE  # one a worker was measured; a second one comes and goes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ResourceError(
+            f"the driver needs about {needed} open files for {workers} workers, and may have {hard}",
+            f"start Ray on its node after `ulimit -n {ENOUGH}` (the limit may be in /etc/security/limits.conf)",
+        )
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, max(needed, ENOUGH))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

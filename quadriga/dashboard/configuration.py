@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from quadriga.config.changes import follows_another_key
-from quadriga.config.typed import all_keys, default_of
+from quadriga.config.typed import all_keys, default_of, follows_another_key
 from quadriga.dashboard.catalog import Run
 from quadriga.dashboard.files import Unreadable, open_inside, plain
 

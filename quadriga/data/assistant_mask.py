@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quadriga.data.chat import ChatEncoder
-from quadriga.data.messages import Message
+from quadriga.data.chat import ChatEncoder, Message
 from quadriga.errors import DataError
 
 Span = tuple[int, int]

@@ -1,4 +1,4 @@
-"""Rows of a file to tokenised conversations with a mask over the tokens that are targets: what all supervised data share."""
+"""Examples with a mask over the tokens that are targets: for supervised fine-tuning, and pairs of which one is preferred."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quadriga.data.assistant_mask import Example, encode_chats
-from quadriga.data.chat import ChatEncoder, Prompt
-from quadriga.data.files import Row, load_rows
-from quadriga.data.length_limit import check_truncation, kept_tokens
-from quadriga.data.messages import Message
-from quadriga.data.order import select_samples
-from quadriga.data.progress import progress_bar
-from quadriga.data.ragged import RaggedTokens
+from quadriga.data.chat import ChatEncoder, Message, Prompt, check_messages
+from quadriga.data.files import Row, load_rows, progress_bar
+from quadriga.data.ragged import RaggedTokens, check_truncation, kept_tokens
+from quadriga.data.sampler import select_samples
 from quadriga.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 logger = logging.getLogger(__name__)
 
@@ -192,3 +190,108 @@ def follow(row: Row, path: Sequence[str], where: str, keys: str) -> Any:
 def _as_chat(prompt: Prompt, response: str) -> list[Message]:
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [*turns, {"role": "assistant", "content": response}]
+
+
+_KEYS = "data.messages_key, or data.prompt_key and data.response_key and their dict keys,"
+
+
+class SFTDataset(ExampleDataset):
+    """Item i: `input_ids` [length] int32, `loss_mask` [length] uint8 (1: this token is a target), `index`.
+
+    Two layouts, chosen by `messages_key`:
+
+    * set: the column holds a whole conversation; every assistant message is a target.
+    * None: `prompt_key` and `response_key`, and `prompt_dict_keys`, `response_dict_keys` to follow inside those columns,
+      e.g. `["answer"]` in `extra_info`.
+
+    The other arguments are those of `ExampleDataset`.
+    """
+
+    def __init__(
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        *,
+        prompt_key: str = "prompt",
+        response_key: str = "response",
+        prompt_dict_keys: Sequence[str] | None = None,
+        response_dict_keys: Sequence[str] | None = None,
+        messages_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.prompt_path = [prompt_key, *(prompt_dict_keys or ())]
+        self.response_path = [response_key, *(response_dict_keys or ())]
+        self.messages_key = messages_key
+        super().__init__(data_files, tokenizer, **options)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return self.side(position, 0)
+
+    def conversations(self, row: Row, where: str) -> Sequence[Conversation]:
+        if self.messages_key is not None:
+            chat = follow(row, [self.messages_key], where, _KEYS)
+            return [check_messages(chat, f"{where}, column {self.messages_key!r}")]
+        prompt = follow(row, self.prompt_path, where, _KEYS)
+        response = follow(row, self.response_path, where, _KEYS)
+        if not isinstance(response, str):
+            raise DataError(
+                f"{where}: the response {'.'.join(self.response_path)} must be a string, found {response!r}",
+                "correct the row",
+            )
+        if not isinstance(prompt, str):
+            prompt = check_messages(prompt, f"{where}, {'.'.join(self.prompt_path)}")
+        return [(prompt, response)]
+
+
+CHOSEN, REJECTED = 0, 1
+_PAIR_KEYS = "data.prompt_key, data.chosen_key and data.rejected_key"
+
+
+class PreferenceDataset(ExampleDataset):
+    """Item i: `chosen` and `rejected`, each with `input_ids` and `loss_mask` as in `SFTDataset`, and `index`.
+
+    `chosen_key` and `rejected_key` hold either the answers as text, to the prompt in `prompt_key` (text or messages); or
+    lists of messages, which follow the prompt's messages where there is a prompt and are whole conversations otherwise.
+    The other arguments are those of `ExampleDataset`.
+    """
+
+    sides = 2
+
+    def __init__(
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        *,
+        prompt_key: str = "prompt",
+        chosen_key: str = "chosen",
+        rejected_key: str = "rejected",
+        **options: Any,
+    ) -> None:
+        self.prompt_key, self.answer_keys = prompt_key, (chosen_key, rejected_key)
+        super().__init__(data_files, tokenizer, **options)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        chosen, rejected = self.side(position, CHOSEN), self.side(position, REJECTED)
+        return {"chosen": chosen, "rejected": rejected, "index": chosen["index"]}
+
+    def conversations(self, row: Row, where: str) -> Sequence[Conversation]:
+        prompt: Prompt | None = row.get(self.prompt_key)
+        if prompt is not None and not isinstance(prompt, str):
+            prompt = check_messages(prompt, f"{where}, column {self.prompt_key!r}")
+        pair = [self._conversation(row, prompt, key, where) for key in self.answer_keys]
+        if pair[CHOSEN] == pair[REJECTED]:
+            raise DataError(
+                f"{where}: chosen and rejected are the same, so there is no preference", "remove the row, or mend it"
+            )
+        return pair
+
+    def _conversation(self, row: Row, prompt: Prompt | None, key: str, where: str) -> Conversation:
+        answer = follow(row, [key], where, _PAIR_KEYS)
+        if isinstance(answer, str):
+            if prompt is None:
+                raise DataError(f"{where}: {key!r} is an answer as text, and there is no prompt", f"set {_PAIR_KEYS}")
+            return prompt, answer
+        messages = check_messages(answer, f"{where}, column {key!r}")
+        if isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}, *messages]
+        return [*(prompt or ()), *messages]

@@ -8,11 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quadriga.data.collate import collate_prompts
+from quadriga.data.example_dataset import PreferenceDataset, SFTDataset
 from quadriga.data.loader import BatchLoader, Dataset, file_order_batches
-from quadriga.data.preference_dataset import PreferenceDataset
 from quadriga.data.rl_dataset import RLDataset
 from quadriga.data.sampler import ResumableSampler, Sampler
-from quadriga.data.sft_dataset import SFTDataset
 from quadriga.errors import ConfigError
 from quadriga.registry import import_named
 

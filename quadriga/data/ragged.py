@@ -1,4 +1,4 @@
-"""Many token sequences of different lengths in one flat array."""
+"""Token sequences of different lengths: many in one flat array, and what to do with one that is over its limit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+
+from quadriga.errors import DataError
 
 
 class RaggedTokens:
@@ -51,3 +53,27 @@ class RaggedTokens:
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+
+
+TRUNCATIONS = ("error", "left", "right", "middle")
+
+
+def check_truncation(mode: str) -> None:
+    if mode not in TRUNCATIONS:
+        raise DataError(f"data.truncation={mode!r} is unknown", f"use one of {', '.join(TRUNCATIONS)}")
+
+
+def kept_tokens(length: int, max_length: int, mode: str) -> np.ndarray:
+    """Positions that stay of a sequence of `length` tokens; at most `max_length`, ascending.
+
+    `left` and `right` name the side that is cut; `middle` keeps the first half and the last half (the larger one).
+    """
+    positions = np.arange(length)
+    if length <= max_length:
+        return positions
+    if mode == "left":
+        return positions[length - max_length :]
+    if mode == "right":
+        return positions[:max_length]
+    head = max_length // 2
+    return np.concatenate([positions[:head], positions[length - (max_length - head) :]])

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quadriga.data.chat import ChatEncoder, Prompt
-from quadriga.data.files import Row, load_rows
-from quadriga.data.length_limit import check_truncation, kept_tokens
-from quadriga.data.messages import check_messages
-from quadriga.data.order import select_samples
-from quadriga.data.progress import progress_bar
-from quadriga.data.ragged import RaggedTokens
+from quadriga.data.chat import ChatEncoder, Prompt, check_messages
+from quadriga.data.files import Row, load_rows, progress_bar
+from quadriga.data.ragged import RaggedTokens, check_truncation, kept_tokens
+from quadriga.data.sampler import select_samples
 from quadriga.errors import DataError
 
 if TYPE_CHECKING:

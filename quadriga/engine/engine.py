@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from quadriga.algorithms.aggregate import Aggregation, count_tokens_and_sequences
-from quadriga.config.experts import no_routers
-from quadriga.config.parallel import SEQUENCE_KEY, heads_problem
+from quadriga.config.parallel import SEQUENCE_KEY, heads_problem, no_routers
 from quadriga.config.schema_models import FSDPConfig, OptimConfig
-from quadriga.engine.gradients import gradient_norm, keep_narrow, scale_gradients
+from quadriga.engine.gradients import NonFiniteGuard, gradient_norm, keep_narrow, scale_gradients
 from quadriga.engine.micro_batch import RowSizes, plan_micro_batches
-from quadriga.engine.nonfinite import NonFiniteGuard
 from quadriga.engine.offload import Offload
 from quadriga.engine.optimizer import Schedule, make_optimizer
 from quadriga.engine.out_of_memory import FIXED_AUTO, MAX_AUTO, TokenBudget, give_back_memory, is_out_of_memory
@@ -43,11 +41,9 @@ from quadriga.models.attention import shares_prompts
 from quadriga.models.exact import is_exact
 from quadriga.models.layout import to_device
 from quadriga.models.packing import PackedRows, group_by_prompt, pack_rows
-from quadriga.models.policy import PolicyModel
 from quadriga.models.routing import RouterWatch
-from quadriga.models.scalar_model import ScalarModel
 from quadriga.models.sequence_parallel import SequenceParallel
-from quadriga.models.token_model import TokenModel
+from quadriga.models.token_model import PolicyModel, ScalarModel, TokenModel
 from quadriga.protocol import DataProto
 
 LossFunction = Callable[[dict[str, Tensor], dict[str, Tensor], "BatchCounts"], tuple[Tensor, dict[str, Tensor]]]

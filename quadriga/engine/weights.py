@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from quadriga.engine.sharding import full, rank, world_size
-from quadriga.models.policy import PolicyModel
-from quadriga.models.token_model import TokenModel
+from quadriga.models.token_model import PolicyModel, TokenModel
 
 _PEFT_PREFIX = "base_model.model."
 

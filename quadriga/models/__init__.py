@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quadriga.lazy import lazy_names
 
 if TYPE_CHECKING:
     from quadriga.models.load import end_token_ids, load_policy, load_reward_model, load_tokenizer, load_value_model
 
-__all__ = ["end_token_ids", "load_policy", "load_reward_model", "load_tokenizer", "load_value_model"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("quadriga.models.load"), name)
-    raise AttributeError(f"module 'quadriga.models' has no attribute {name!r}")
+__all__, __getattr__ = lazy_names(__name__, __file__)

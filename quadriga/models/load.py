@@ -20,10 +20,9 @@ from quadriga.config.schema_models import ModelConfig, OtherModelConfig
 from quadriga.errors import ConfigError, DataError
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.outline import outline_of, sample_of, with_stand_ins
-from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
-from quadriga.models.scalar_model import ScalarModel, new_scalar_head
 from quadriga.models.source import fetch_model, readable_load_errors, resolve_model_path
+from quadriga.models.token_model import PolicyModel, ScalarModel, new_scalar_head
 from quadriga.models.weight_files import check_fit, check_weight_files, check_weights
 from quadriga.models.weight_reader import WeightReader
 

@@ -265,9 +265,9 @@ def _kernels(hidden: Tensor, transform: LogitTransform) -> Any | None:
 
         return softmax
     if transform.softcap is None and fits(hidden):
-        from quadriga.models.kernels.cpu import softmax as cpu_softmax
+        from quadriga.models.kernels.cpu import operations
 
-        return cpu_softmax
+        return operations
     return None
 
 

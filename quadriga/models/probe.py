@@ -18,7 +18,7 @@ from torch import Tensor
 from quadriga.errors import DataError, QuadrigaError
 from quadriga.models.attention import PACKED_ATTENTION
 from quadriga.models.packing import pack_rows
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 
 TOLERANCE = 1e-3
 """Largest difference of a log-prob between two ways to compute it; wrong scales are far above, rounding far below."""

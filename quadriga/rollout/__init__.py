@@ -9,9 +9,15 @@ for completion in engine.generate([request]):
 
 from __future__ import annotations
 
-from quadriga.rollout.interface import Completion, Request, RolloutEngine, WeightsEcho
-from quadriga.rollout.registry import create_engine, register_engine
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import (
+    Completion,
+    Request,
+    RolloutEngine,
+    SamplingParams,
+    WeightsEcho,
+    create_engine,
+    register_engine,
+)
 
 __all__ = [
     "Completion",

@@ -24,8 +24,7 @@ from torch import Tensor
 from quadriga.accelerator import CPU
 from quadriga.controller.rendezvous import bound_socket
 from quadriga.errors import ConfigError, WorkerError
-from quadriga.rollout.interface import Completion, Request
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import Completion, Request, SamplingParams
 
 LOOPBACK = "127.0.0.1"
 LEAST_PATIENCE_S = 30.0

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from quadriga.errors import printable
 from quadriga.tracking import metric_names
-from quadriga.tracking.durations import clock, in_words
 from quadriga.tracking.events import Event
+from quadriga.tracking.figures import clock, in_words
 from quadriga.tracking.metric_names import METRICS, format_value
 from quadriga.tracking.run_state import MAIN_METRICS, SPEEDS, RunState, sparkline
 

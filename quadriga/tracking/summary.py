@@ -20,9 +20,9 @@ from quadriga.atomic_file import write_atomically
 from quadriga.errors import printable
 from quadriga.tracking.before_after import BeforeAfter, before_after_of_run, shortened, show_before_after
 from quadriga.tracking.curves import Panel, run_panels
-from quadriga.tracking.durations import in_words
+from quadriga.tracking.figures import in_words
 from quadriga.tracking.metric_names import METRICS
-from quadriga.tracking.png_plot import write_png
+from quadriga.tracking.plots import render_svg, write_png
 from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.run_state import (
     ACCURACY,
@@ -32,7 +32,6 @@ from quadriga.tracking.run_state import (
     is_validation_accuracy,
     validation_accuracies,
 )
-from quadriga.tracking.svg_plot import render_svg
 from quadriga.tracking.terminal_chart import draw_chart
 
 _COUNTED_SECONDS = (STEP_SECONDS, "timing_s/testing", "timing_s/save_checkpoint")

@@ -12,7 +12,7 @@ from typing import Any
 
 from quadriga.tracking.alarms import Alarms
 from quadriga.tracking.events import EventLog
-from quadriga.tracking.metric_values import plain_metrics
+from quadriga.tracking.figures import plain_metrics
 from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.run_record import RunRecord, about_training
 from quadriga.tracking.run_state import Validation, is_validation_accuracy, note_validations

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quadriga.config.devices import detect_local_device
 from quadriga.config.host_memory import host_items, require_host_memory
-from quadriga.config.local_device import detect_local_device
 from quadriga.config.memory import estimate_memory
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
@@ -21,6 +21,7 @@ from quadriga.config.supervised_schema import SFTConfig
 from quadriga.errors import DataError, QuadrigaError, ResourceError, refuse_hidden_packages
 from quadriga.host import usable_memory
 from quadriga.tracking.sinks import sink_problems
+from quadriga.workers.base import WorkerReport
 
 SURELY_TOO_MUCH = 1.15
 """Of the memory of a machine with CPUs: by so much the estimate may err."""
@@ -162,7 +163,7 @@ def _column(row: Mapping[str, Any], key: str, where: str, fix: str) -> Any:
 
 def _can_be_rendered(prompt: Any, where: str, data: Any, tokenizer: str) -> None:
     """DataError unless `prompt` is text, or a chat and there is a template for it."""
-    from quadriga.data.messages import check_messages
+    from quadriga.data.chat import check_messages
 
     if isinstance(prompt, str):
         return
@@ -221,3 +222,34 @@ def _run_directory(name: str) -> None:
     except OSError as error:
         raise unwritable(folder, error.strerror or str(error)) from None
     CheckpointStore(folder / "checkpoints").refuse_folder_called_latest()
+
+
+def auto_set_device(config: Any) -> None:
+    """Fill in `config.trainer.device` where the user left it open; an explicit value is obeyed.
+
+    On an existing cluster the driver's own machine says little about the workers', so the choice is left to `run_ppo`,
+    which asks the cluster.
+    """
+    trainer = getattr(config, "trainer", None)
+    if trainer is None or getattr(trainer, "device", None) is not None:
+        return
+    ray_init = getattr(getattr(config, "ray_kwargs", None), "ray_init", None) or {}
+    if ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
+        return
+    trainer.device = detect_local_device()
+
+
+def describe_workers(
+    reports: Sequence[WorkerReport], pool_of: Mapping[Any, str], sizes: Mapping[str, Sequence[int]]
+) -> str:
+    """The pools with their slots, the roles in each, and the processes that hold them."""
+    pools = {str(role): pool for role, pool in pool_of.items()}
+    lines = []
+    for pool, slots in sizes.items():
+        members = [r for r in reports if pools[r.role] == pool]
+        roles = ", ".join(dict.fromkeys(r.role for r in members))
+        places = {f"{r.host} pid {r.pid}": None for r in members}
+        shown = ", ".join(list(places)[:4]) + (f", … {len(places) - 4} more" if len(places) > 4 else "")
+        kind = f"{members[0].device}, {members[0].collectives}, {members[0].threads} threads" if members else "unused"
+        lines.append(f"{pool} {list(slots)}: {roles} in {len(places)} processes ({kind}): {shown}")
+    return "\n".join(lines)

@@ -20,14 +20,13 @@ from quadriga.config.placement import placement_of
 from quadriga.config.run_name import with_run_name
 from quadriga.config.schema import Config
 from quadriga.errors import QuadrigaError, WorkerError, run_command
+from quadriga.host import CALLERS_FOLDER, enter_callers_folder
 from quadriga.tracking.process_log import keep_output
 from quadriga.tracking.steady_output import steady_output
-from quadriga.trainer.before_start import problems_here
+from quadriga.trainer.before_start import auto_set_device, problems_here
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
-from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.kernel_cache import TRITON_CACHE, kernel_cache
-from quadriga.trainer.ppo.role import Role
-from quadriga.workers.callers_folder import CALLERS_FOLDER, enter_callers_folder
+from quadriga.trainer.ppo.crew import Role
 
 if TYPE_CHECKING:
     from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -37,7 +36,7 @@ RESTART_WAIT_S = 60.0
 """After workers have died, the cluster gets so long to give their slots back, or to bring a new node."""
 VERL_ALIAS = "QUADRIGA_COMPAT_VERL"
 """Set where `import verl` means Quadriga (`quadriga.compat.verl`); the run's other processes must know it too."""
-PREPARATION = "quadriga.workers.warm_up:warm_up"
+PREPARATION = "quadriga.workers.base:warm_up"
 """What the workers' processes do while the driver reads the data."""
 
 
@@ -242,10 +241,10 @@ class TaskRunner:
         """A trainer with workers of its own, at the step that the run goes on after; they are gone afterwards."""
         from quadriga.controller.calls import WorkersDied
         from quadriga.rewards import load_reward_manager, open_pool
+        from quadriga.trainer.before_start import describe_workers
         from quadriga.trainer.ppo.episodes import Episodes
         from quadriga.trainer.ppo.journal import Journal
         from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
-        from quadriga.trainer.report import describe_workers
 
         config = deepcopy(parts.config)  # what a live run is told to set is not what the next workers begin with
         if parts.restarts.deaths:  # the slots of the workers that are gone come back a little later

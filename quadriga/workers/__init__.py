@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quadriga.lazy import lazy_names
 
 if TYPE_CHECKING:
     from quadriga.workers.actor_rollout_ref import ActorRolloutRefWorker
@@ -12,18 +13,4 @@ if TYPE_CHECKING:
     from quadriga.workers.rollout import RolloutWorker
     from quadriga.workers.teacher import TeacherWorker
 
-__all__ = ["ActorRolloutRefWorker", "CriticWorker", "RewardModelWorker", "RolloutWorker", "TeacherWorker"]
-
-_LAZY = {
-    "ActorRolloutRefWorker": "actor_rollout_ref",
-    "CriticWorker": "critic",
-    "RewardModelWorker": "reward_model",
-    "RolloutWorker": "rollout",
-    "TeacherWorker": "teacher",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"quadriga.workers.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'quadriga.workers' has no attribute {name!r}")
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -40,9 +40,9 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         """Load the model and, for the actor, make its optimiser and, unless that has its own pool, its rollout engine."""
         from quadriga.engine import TrainingEngine
         from quadriga.engine.sharding import is_sharded
-        from quadriga.models.blank_copy import outline
         from quadriga.models.exact import check_family
         from quadriga.models.load import load_policy
+        from quadriga.models.outline import outline
 
         cfg = self.policy_config
         self.optimiser = cfg.actor.optim.name

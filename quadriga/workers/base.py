@@ -14,15 +14,14 @@ from quadriga.config.schema import Config
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
-from quadriga.host import usable_memory
+from quadriga.host import enter_callers_folder, usable_memory
 from quadriga.protocol import DataProto
 from quadriga.registry import import_libraries
 from quadriga.tracking.process_log import keep_output
-from quadriga.workers.callers_folder import enter_callers_folder
 from quadriga.workers.profiling import CallProfiler
 
 if TYPE_CHECKING:
-    from quadriga.checkpoint.background import BackgroundWrite, WriteState
+    from quadriga.checkpoint.disk import BackgroundWrite, WriteState
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class LearningWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def write_checkpoint(self, folder: str) -> None:
         """Begin to write the copy into the folders of its parts in `folder`; `checkpoint_written` tells how far it is."""
-        from quadriga.checkpoint.background import BackgroundWrite
+        from quadriga.checkpoint.disk import BackgroundWrite
 
         parts, self._copied = self._copied, {}
 
@@ -194,3 +193,19 @@ class LearningWorker(RunWorker):
 def named(metrics: dict[str, float], role: str) -> dict[str, float]:
     """Metrics under the role's name, unless they carry one."""
     return {name if "/" in name else f"{role}/{name}": value for name, value in metrics.items()}
+
+
+def warm_up() -> None:
+    """Load the libraries, and touch the device."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (loaded when first named)
+
+    import quadriga.engine
+    import quadriga.models.load
+    import quadriga.rollout.interface
+    import quadriga.workers.actor_rollout_ref
+
+    if os.environ.get("QUADRIGA_DEVICE") == "cuda":
+        import quadriga.rollout.native.cuda.runner  # noqa: F401
+
+        torch.zeros(1, device="cuda")

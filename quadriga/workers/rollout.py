@@ -71,8 +71,8 @@ class GeneratingWorker(RunWorker):
         """
         import torch
 
-        from quadriga.models.blank_copy import blank_copy
         from quadriga.models.load import outline_policy
+        from quadriga.models.outline import blank_copy
 
         module = outline_policy(self.policy_config.model) if like is None else like
         if not self.generates_with_module:
@@ -94,7 +94,7 @@ class GeneratingWorker(RunWorker):
     def start_service(self, module: Any, tokenizer: Any) -> None:
         """Make the engine that generates with `module`, or with a model of its own like it, and the service around it."""
         from quadriga.models.load import end_token_ids
-        from quadriga.rollout.registry import create_engine
+        from quadriga.rollout.interface import create_engine
 
         rollout = self.policy_config.rollout
         engine = create_engine(

@@ -33,7 +33,7 @@ class TeacherWorker(RunWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
-        from quadriga.checkpoint.model_path import model_path
+        from quadriga.checkpoint.huggingface import model_path
         from quadriga.engine import TrainingEngine
         from quadriga.engine.sharding import is_sharded
         from quadriga.models.load import load_policy, load_tokenizer, model_vocabulary

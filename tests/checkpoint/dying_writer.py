@@ -47,7 +47,7 @@ def write_in_background(folder: Path, step: int, keep: int | None) -> None:
     """The same, as a run does it: copied, written by a thread of the worker, committed by one of the driver."""
     from tiny_engine import make_engine, train
 
-    from quadriga.checkpoint.background import BackgroundWrite
+    from quadriga.checkpoint.disk import BackgroundWrite
     from quadriga.checkpoint.shards import copy_engine
     from quadriga.trainer.ppo.saver import Saver
 

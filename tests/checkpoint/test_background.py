@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from quadriga.checkpoint.background import BackgroundWrite
+from quadriga.checkpoint.disk import BackgroundWrite
 from quadriga.errors import CheckpointError
 
 PIECES, SIZE = 2000, 60_000

@@ -16,7 +16,7 @@ def engine_of(name: str, fsdp_size: int = -1, grad_dtype: str = "float32", seed:
     from tiny_engine import make_engine
 
     from quadriga.engine import TrainingEngine
-    from quadriga.models.policy import PolicyModel
+    from quadriga.models.token_model import PolicyModel
 
     base = make_engine(seed, tied=False) if not torch.distributed.is_initialized() else None
     if base is None:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 from quadriga.protocol import DataProto
 
 

@@ -14,7 +14,7 @@ from quadriga.algorithms.advantages import adv_estimator_names
 from quadriga.algorithms.aggregate import AGGREGATION_MODES
 from quadriga.algorithms.kl import kl_estimator_names
 from quadriga.algorithms.policy_losses import policy_loss_names
-from quadriga.algorithms.preference import DPO_LOSSES
+from quadriga.algorithms.value_losses import DPO_LOSSES
 print(json.dumps([adv_estimator_names(), policy_loss_names(), kl_estimator_names(), AGGREGATION_MODES]
                  + [DPO_LOSSES]))
 """

@@ -167,7 +167,7 @@ def test_waiting_for_resources_reports_what_is_missing(ray_8):
 def test_the_limit_of_open_files_is_raised_for_many_workers_and_named_where_it_cannot_be():
     code = (
         "import resource\n"
-        "from quadriga.controller.open_files import allow_connections\n"
+        "from quadriga.controller.ray_pool import allow_connections\n"
         "from quadriga.errors import ResourceError\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4000))\n"
         "allow_connections(8)\n"

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quadriga.data.order import seeded_order
-from quadriga.data.sampler import ResumableSampler, Sampler
+from quadriga.data.sampler import ResumableSampler, Sampler, seeded_order
 from quadriga.errors import CheckpointError, DataError
 
 MASK = 2**64 - 1

@@ -10,8 +10,7 @@ import transformers
 from quadriga.algorithms import compute_policy_loss, entropy_loss, kl_loss, value_loss
 from quadriga.config.schema_models import OptimConfig
 from quadriga.models.attention import register_packed_attention
-from quadriga.models.policy import PolicyModel
-from quadriga.models.scalar_model import ScalarModel, new_scalar_head
+from quadriga.models.token_model import PolicyModel, ScalarModel, new_scalar_head
 from quadriga.protocol import DataProto
 
 VOCABULARY = 61

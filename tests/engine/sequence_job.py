@@ -20,7 +20,7 @@ from test_experts import policy as experts
 from quadriga.config.schema_models import FSDPConfig
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 
 LAYOUTS = [(1, 1, -1), (2, 2, -1), (4, 4, -1), (4, 2, -1), (4, 2, 2), (4, 1, 2)]
 """Ranks, ranks that share a sequence, ranks that share a copy of the weights."""

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import TrainingEngine
 from quadriga.errors import CheckpointError, WorkerError
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 
 
 def new_engine(seed=0):

@@ -13,7 +13,7 @@ from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import TrainingEngine
 from quadriga.errors import ConfigError
 from quadriga.models.attention import register_packed_attention
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 
 SHAPE = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | {
     "num_key_value_heads": 2,

@@ -18,7 +18,7 @@ from typing import Any
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.tracking.steering import parse_command, tell
 from quadriga.trainer.main_ppo import TaskRunner
-from quadriga.trainer.ppo.role import Role
+from quadriga.trainer.ppo.crew import Role
 from quadriga.workers import ActorRolloutRefWorker, CriticWorker
 from quadriga.workers.rollout import RolloutWorker
 

@@ -16,9 +16,7 @@ import torch
 from vllm_models import tiny_llama, word_tokenizer
 
 from quadriga.errors import ConfigError, DataError, ResourceError, WorkerError
-from quadriga.rollout.interface import Request
-from quadriga.rollout.registry import create_engine
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import Request, SamplingParams, create_engine
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make test-vllm"),

@@ -21,9 +21,9 @@ from rollout_models import VOCAB, tiny_model
 
 from quadriga.engine import TrainingEngine
 from quadriga.models.attention import register_packed_attention
-from quadriga.models.blank_copy import blank_copy
 from quadriga.models.exact import set_exact
-from quadriga.models.policy import PolicyModel
+from quadriga.models.outline import blank_copy
+from quadriga.models.token_model import PolicyModel
 from quadriga.protocol import DataProto
 from quadriga.rollout import Completion, Request, SamplingParams, create_engine
 from quadriga.rollout.weights import copy_weights
@@ -85,8 +85,7 @@ def test_a_row_of_a_product_is_the_same_in_every_tile_and_batch(columns: int, de
 def test_decoding_attends_as_training_does(heads: int, kv_heads: int, dim: int, window: int | None) -> None:
     from quadriga.models.kernels.attention import Segments, segment_attention
     from quadriga.rollout.native.cuda.attention_kernels import decode_attention, write_cache
-    from quadriga.rollout.native.cuda.cache import CudaKVCache
-    from quadriga.rollout.native.kv_cache import CacheShape
+    from quadriga.rollout.native.kv_cache import CacheShape, CudaKVCache
 
     lengths, device = [1, 31, 63, 64, 65, 127, 128, 129, 500, 700], torch.device("cuda")
     sizes = ((heads, dim), (kv_heads, dim), (kv_heads, dim))

@@ -150,8 +150,7 @@ def test_log_probs_entropy_and_gradients_from_hidden_states(dtype, softcap, with
 )  # fmt: skip
 def test_paged_decode_attention(dtype, heads, kv_heads, dim, window, softcap, splits):
     from quadriga.rollout.native.cuda.attention_kernels import decode_attention, write_cache
-    from quadriga.rollout.native.cuda.cache import CudaKVCache
-    from quadriga.rollout.native.kv_cache import CacheShape
+    from quadriga.rollout.native.kv_cache import CacheShape, CudaKVCache
 
     lengths = torch.tensor([0, 31, 32, 700, 1999, 64], device=DEVICE)
     cache = CudaKVCache(CacheShape(2, heads, kv_heads, dim, 32, dtype, DEVICE), 6 * 64)
@@ -180,7 +179,7 @@ def test_paged_decode_attention(dtype, heads, kv_heads, dim, window, softcap, sp
 
 
 def device_slots(slots: int, vocab: int):
-    from quadriga.rollout.native.cuda.slots import DeviceSlots
+    from quadriga.rollout.native.slots import DeviceSlots
 
     table = DeviceSlots(slots, vocab, (5, 9), DEVICE, 4)
     table.reserve(8, 0)

@@ -159,7 +159,7 @@ def test_log_probs_are_the_trainers_in_bfloat16():
     """A model of sharp distributions: the mean gap between what generation says and what training says."""
     from quadriga.engine import TrainingEngine
     from quadriga.models.attention import register_packed_attention
-    from quadriga.models.policy import PolicyModel
+    from quadriga.models.token_model import PolicyModel
     from quadriga.protocol import DataProto
 
     requests = ask(SamplingParams(max_new_tokens=60), lengths=(30, 30, 30), samples=5)

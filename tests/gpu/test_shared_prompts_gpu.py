@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import CONFIGS, make_causal_lm, ragged_batch
 
 from quadriga.models.packing import group_by_prompt, pack_rows
-from quadriga.models.policy import PolicyModel
+from quadriga.models.token_model import PolicyModel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LENGTHS = [(9, 12), (9, 7), (9, 12), (4, 30), (4, 1), (11, 5)]

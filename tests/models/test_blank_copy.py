@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import CONFIGS, make_causal_lm
 
-from quadriga.models.blank_copy import blank_copy
+from quadriga.models.outline import blank_copy
 from quadriga.rollout.weights import copy_weights
 
 

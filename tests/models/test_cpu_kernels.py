@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadriga.models.kernels.cpu import library, linear
-from quadriga.models.kernels.cpu.memory import huge_zeros
+from quadriga.models.kernels.cpu.library import Member, Weight, huge_zeros
 from quadriga.models.kernels.cpu.operations import RMSNorm, Rotate, Swiglu, pointers
-from quadriga.models.kernels.cpu.structures import Member, Weight
 
 pytestmark = pytest.mark.skipif(library.kernels() is None, reason="no C compiler on this machine")
 

@@ -9,8 +9,8 @@ from tiny_models import CONFIGS, UNSUPPORTED, make_causal_lm, ragged_batch
 from quadriga.errors import DataError, WorkerError
 from quadriga.models.attention import PACKED_ATTENTION
 from quadriga.models.packing import group_by_prompt, pack_rows
-from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
+from quadriga.models.token_model import PolicyModel
 
 LENGTHS = [(4, 6), (4, 6), (2, 9), (5, 1), (1, 3), (1, 6)]
 

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quadriga.errors import DataError
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.outline import outline_of, sample_of, with_stand_ins
-from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
+from quadriga.models.token_model import PolicyModel
 from quadriga.models.weight_reader import WeightReader
 
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}

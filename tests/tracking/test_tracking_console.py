@@ -10,7 +10,7 @@ from rich.console import Console
 
 from quadriga.tracking import EventLog
 from quadriga.tracking.console import LiveView
-from quadriga.tracking.durations import in_words
+from quadriga.tracking.figures import in_words
 from quadriga.tracking.run_state import RunState, sparkline
 
 

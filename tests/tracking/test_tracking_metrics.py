@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from quadriga.tracking import metric_names
+from quadriga.tracking.figures import plain_metrics
 from quadriga.tracking.metric_names import DOCS_PAGE, METRICS, describe, format_value, is_known, render_page
-from quadriga.tracking.metric_values import plain_metrics
 
 PACKAGE = Path(metric_names.__file__).parents[1]
 METRIC_LITERAL = re.compile(

@@ -17,9 +17,9 @@ from rich.console import Console
 from quadriga.tracking import RunDirectory
 from quadriga.tracking.before_after import choose_before_after
 from quadriga.tracking.curves import Curve, Panel, run_panels, ticks
-from quadriga.tracking.durations import clock, in_words
+from quadriga.tracking.figures import clock, in_words
+from quadriga.tracking.plots import HEIGHT, WIDTH, render_svg
 from quadriga.tracking.summary import report, show_summary, summarize, write_page
-from quadriga.tracking.svg_plot import HEIGHT, WIDTH, render_svg
 from quadriga.tracking.terminal_chart import draw_chart
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,7 +14,7 @@ from tiny_pairs import pair_job, write_pairs
 from tiny_policy import write_model, write_task
 
 from quadriga.config import load_config
-from quadriga.config.dataset_size import count_rows
+from quadriga.config.plan import count_rows
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.data.files import load_rows
 from quadriga.errors import CheckpointError, ConfigError, DataError

@@ -15,7 +15,7 @@ from quadriga.controller.dispatch import Dispatch, register
 from quadriga.errors import WorkerError
 from quadriga.rollout.weights import checksum
 from quadriga.trainer.main_ppo import TaskRunner, run_ppo
-from quadriga.trainer.ppo.role import Role
+from quadriga.trainer.ppo.crew import Role
 from quadriga.workers.rollout import RolloutWorker
 from quadriga.workers.weight_push import pulled, push
 

@@ -108,9 +108,7 @@ def test_rollout_and_trainer_agree_on_every_token(smollm2):
     from quadriga.engine import TrainingEngine
     from quadriga.models.load import load_policy, load_tokenizer
     from quadriga.protocol import DataProto
-    from quadriga.rollout.interface import Request
-    from quadriga.rollout.registry import create_engine
-    from quadriga.rollout.sampling import SamplingParams
+    from quadriga.rollout.interface import Request, SamplingParams, create_engine
 
     tokenizer = load_tokenizer(str(smollm2))
     trainer = TrainingEngine(load_policy(ModelConfig(path=str(smollm2)), tokenizer, trainable=False))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quadriga.trainer.ppo.rows import layout
+from quadriga.trainer.ppo.row_functions import layout
 from quadriga.trainer.ppo.validation import validation_metrics
 
 

@@ -17,8 +17,8 @@ import quadriga
 from quadriga.config.load import CONFIG_DIR
 from quadriga.errors import ConfigError, ResourceError, WorkerError
 from quadriga.trainer import main_ppo
+from quadriga.trainer.before_start import auto_set_device
 from quadriga.trainer.constants_ppo import DEFAULT_ENV_VARS, get_ppo_ray_runtime_env
-from quadriga.trainer.device import auto_set_device
 from quadriga.trainer.main_ppo import TaskRunner, run_ppo
 from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.ray_trainer import ResourcePoolManager, Role
@@ -264,7 +264,7 @@ def test_importing_the_package_is_light(tmp_path):
 def test_the_driver_does_not_load_torch(tmp_path):
     """It only starts Ray and watches: seconds of imports would come before everything else."""
     code = (
-        "import sys; from quadriga.trainer import main_ppo; from quadriga.trainer.device import detect_local_device; "
+        "import sys; from quadriga.trainer import main_ppo; from quadriga.trainer.before_start import detect_local_device; "
         "detect_local_device(); print([m for m in ('torch', 'transformers', 'tensordict') if m in sys.modules])"
     )
     done = python("-c", code, cwd=tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quadriga.checkpoint.model_path import model_path
+from quadriga.checkpoint.huggingface import model_path
 from quadriga.dashboard.samples import shown_sample
 from quadriga.models.load import load_tokenizer
 from quadriga.protocol import DataProto

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quadriga.checkpoint.background import BackgroundWrite
+from quadriga.checkpoint.disk import BackgroundWrite
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.controller.calls import WorkersDied
 from quadriga.errors import CheckpointError

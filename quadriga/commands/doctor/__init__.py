@@ -1,7 +1,7 @@
 """`quadriga doctor`: look at this machine and cluster, and say what would go wrong and how to fix it.
 
 Torch and Ray are never imported here: a broken install must not break its own diagnosis, so everything heavy runs in
-a subprocess with a deadline (`probe.py`, `probes/`). Each family of checks is one file; facts are gathered by a
+a subprocess with a deadline (`probe.py` runs what is in `probes.py`). Each family of checks is one file; facts are gathered by a
 `check_*` function and judged by a pure `judge_*` function.
 """
 

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 from quadriga.commands.doctor.check import Check, Options, print_json, print_table, run_checks
-from quadriga.commands.doctor.engines import check_engines
 from quadriga.commands.doctor.machine import check_environment, check_machine, check_storage, usable_cores
-from quadriga.commands.doctor.packages import check_packages, check_python
+from quadriga.commands.doctor.packages import check_engines, check_packages, check_python
 from quadriga.commands.doctor.ray_checks import START_DEADLINE_S, check_cluster, check_ray, check_ray_start
 from quadriga.commands.doctor.torch_checks import check_cpu_kernels, check_cpu_math, check_gloo, check_nccl, check_torch
 

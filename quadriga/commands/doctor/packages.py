@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from quadriga.commands.doctor.check import Finding, Options
+from quadriga.config import installed_vllm
 
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
@@ -118,3 +119,25 @@ def judge_packages(count: int, unmet: list[Unmet]) -> list[Finding]:
         what = f"{problem.needed_by} needs {problem.requirement}, but {found}"
         findings.append(Finding("packages", "fail" if direct else "warn", what, f'pip install "{problem.requirement}"'))
     return findings or [Finding("packages", "ok", f"{count} packages, all requirements hold")]
+
+
+# ---- Which rollout engines a run could use here, by the metadata of what is installed
+
+
+def check_engines(options: Options) -> list[Finding]:
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return []  # the check of the packages says so
+    return [judge_vllm(installed_vllm.installed(), torch, dict(options.env))]
+
+
+def judge_vllm(vllm: installed_vllm.Installed | None, torch: str, env: dict[str, str]) -> Finding:
+    """One line: native always works, so a vLLM that cannot be used is worth a warning, one that is not there a hint."""
+    if vllm is None:
+        return Finding(
+            "engines", "ok", "native; vLLM is not installed", f"for rollout.name=vllm: {installed_vllm.tested_range()}"
+        )
+    if wrong := installed_vllm.problem(vllm, torch, env):
+        return Finding("engines", "warn", f"native; vllm not: {wrong[0]}", wrong[1])
+    return Finding("engines", "ok", f"native, vllm ({vllm.package} {vllm.version})")

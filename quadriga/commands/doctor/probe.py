@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_PROBES = Path(__file__).parent / "probes"
+_PROBES = Path(__file__).with_name("probes.py")
 _live: set[subprocess.Popen[bytes]] = set()
 
 
@@ -62,8 +62,8 @@ class ProbeResult:
 
 
 def run_probe(name: str, *args: str, env: Mapping[str, str], deadline_s: float) -> ProbeResult:
-    """Run `probes/<name>.py`. `-P` keeps the probes' folder from shadowing real modules."""
-    return run_command([sys.executable, "-P", str(_PROBES / f"{name}.py"), *args], env=env, deadline_s=deadline_s)
+    """Run the probe `name` of `probes.py`. `-P` keeps the folder from shadowing real modules."""
+    return run_command([sys.executable, "-P", str(_PROBES), name, *args], env=env, deadline_s=deadline_s)
 
 
 def run_command(command: Sequence[str], *, env: Mapping[str, str], deadline_s: float) -> ProbeResult:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from quadriga.accelerator import device_module, empty_cache
-from quadriga.config.local_device import detect_local_device
-from quadriga.trainer.device import auto_set_device
+from quadriga.config.devices import detect_local_device
+from quadriga.trainer.before_start import auto_set_device
 
 __all__ = [
     "DistProfiler",

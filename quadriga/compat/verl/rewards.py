@@ -17,8 +17,8 @@ from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
 from quadriga.rewards import load_reward_manager as _load_reward_manager
 from quadriga.rewards.managers import BatchRewardManager, DAPORewardManager, NaiveRewardManager, manager_class
+from quadriga.rewards.managers.base import register_manager
 from quadriga.rewards.managers.limited import RateLimitedRewardManager
-from quadriga.rewards.managers.registry import register_manager
 
 __all__ = [
     "BatchRewardManager",

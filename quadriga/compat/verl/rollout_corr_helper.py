@@ -13,10 +13,9 @@ import torch
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from quadriga.algorithms.bounds import LOG_RATIO_BOUND
 from quadriga.algorithms.correction import accepted as accepted_by
 from quadriga.algorithms.correction import effective_sample_size, importance_weights
-from quadriga.algorithms.masked import as_bool
+from quadriga.algorithms.masked import LOG_RATIO_BOUND, as_bool
 from quadriga.compat.verl.torch_functional import masked_mean
 from quadriga.config.rollout_correction import REJECTIONS, turned
 from quadriga.protocol import DataProto

@@ -142,7 +142,7 @@ def postprocess_data(
             pad_sequence_to_length(input_ids, max_length, pad_token_id, left_pad),
             pad_sequence_to_length(attention_mask, max_length, 0, left_pad),
         )
-    from quadriga.data.length_limit import kept_tokens
+    from quadriga.data.ragged import kept_tokens
 
     if truncation == "error":
         raise NotImplementedError(f"{length} tokens are more than {max_length}, and truncation is error")

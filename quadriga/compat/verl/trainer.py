@@ -23,7 +23,7 @@ from quadriga.config.needs import need_critic, need_reference_policy, need_rewar
 from quadriga.controller import ResourcePoolManager
 from quadriga.trainer.main_ppo import TaskRunner as _TaskRunner
 from quadriga.trainer.main_ppo import run_ppo as _run_ppo
-from quadriga.trainer.ppo.role import Role
+from quadriga.trainer.ppo.crew import Role
 
 __all__ = [
     "AdvantageEstimator",

@@ -20,7 +20,7 @@ from torch import Tensor
 from quadriga.compat.verl.configs import omega_conf_to_dataclass
 from quadriga.models.load import load_tokenizer
 from quadriga.protocol import list_of_dict_to_dict_of_list
-from quadriga.trainer.device import auto_set_device
+from quadriga.trainer.before_start import auto_set_device
 
 __all__ = [
     "LocalLogger",

@@ -21,9 +21,9 @@ from quadriga.data.factory import pad_token_id
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 from quadriga.protocol.columns import object_array
-from quadriga.rollout.sampling import SamplingParams
+from quadriga.rollout.interface import SamplingParams
 from quadriga.trainer.ppo.groups import batch_of
-from quadriga.trainer.ppo.rows import layout
+from quadriga.trainer.ppo.row_functions import layout
 from quadriga.trainer.ppo.scoring import function_scores
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "response_mask")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from quadriga.data.files import Row
-from quadriga.data.order import raw_stream, seeded_order
-from quadriga.data.prep.rows import make_row, user_turn
+from quadriga.data.prep.sources import make_row, user_turn
+from quadriga.data.sampler import raw_stream, seeded_order
 from quadriga.errors import DataError
 
 DATA_SOURCE = "arithmetic"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quadriga.data.files import Row
-from quadriga.data.prep.rows import make_row, user_turn
+from quadriga.data.prep.sources import make_row, user_turn
 from quadriga.errors import DataError
 
 AFTER_HASHES = 'Let\'s think step by step and output the final answer after "####".'

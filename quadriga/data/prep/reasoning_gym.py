@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quadriga.data.files import Row
-from quadriga.data.prep.rows import make_row, user_turn
+from quadriga.data.prep.sources import make_row, user_turn
 from quadriga.errors import DataError
 
 INSTRUCTION = "Give your final answer between <answer> and </answer>."

@@ -9,14 +9,13 @@ from typing import Any
 from quadriga.config.schema import RewardConfig
 from quadriga.errors import DataError, RewardError
 from quadriga.rewards.functions import reward_function
-from quadriga.rewards.managers.base import BaseRewardManager
+from quadriga.rewards.managers.base import BaseRewardManager, manager_class, register_manager
 from quadriga.rewards.managers.kinds import (
     BatchRewardManager,
     DAPORewardManager,
     NaiveRewardManager,
     RewardManager,
 )
-from quadriga.rewards.managers.registry import manager_class, register_manager
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardSample
 from quadriga.rewards.scorers import check_machine, modules_for

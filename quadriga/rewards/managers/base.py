@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from quadriga.errors import DataError, RewardError
+from quadriga.errors import ConfigError, DataError, RewardError
 from quadriga.protocol import DataProto
-from quadriga.rewards.decoding import decode_rows
+from quadriga.registry import allow_name, import_named
 from quadriga.rewards.functions import RewardFunction, with_columns
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardResult, RewardSample, metrics
@@ -218,3 +219,52 @@ def _check_column(data: DataProto, name: str) -> None:
             f"the batch has no column {name!r}; it has: {', '.join(sorted(data.non_tensor_batch))}",
             "keep this column of the dataset in the batch, or set data.reward_fn_key",
         )
+
+
+def decode_rows(tokenizer: Any, rows: list[list[int]]) -> list[str]:
+    """`tokenizer.batch_decode(rows, skip_special_tokens=True)`, on all cores where the tokenizer's backend can.
+
+    transformers decodes row by row and walks through every id in Python first: with a thousand long rows that takes as
+    long as scoring them.
+    """
+    backend = getattr(tokenizer, "_tokenizer", None)
+    decode = getattr(type(tokenizer), "_decode", None)
+    is_own = getattr(decode, "__module__", "").startswith("transformers.tokenization_utils")
+    if backend is None or not hasattr(backend, "decode_batch") or not is_own or tokenizer.clean_up_tokenization_spaces:
+        return tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return backend.decode_batch(rows, skip_special_tokens=True)
+
+
+_MANAGERS: dict[str, type] = {}
+_Class = TypeVar("_Class", bound=type)
+
+
+def register_manager(name: str) -> Callable[[_Class], _Class]:
+    """Class decorator: make a manager known as `reward_model.reward_manager=<name>`."""
+
+    def keep(cls: _Class) -> _Class:
+        if _MANAGERS.get(name, cls) is not cls:
+            raise ConfigError(f"there is a reward manager {name!r} already", "choose another name")
+        _MANAGERS[name] = cls
+        allow_name("reward_model.reward_manager", name)
+        return cls
+
+    return keep
+
+
+def manager_class(name: str) -> type[Any]:
+    """By registered name, by `"package.module:Class"` or by `"folder/file.py:Class"`."""
+    for built_in in ("kinds", "limited"):
+        importlib.import_module(f"quadriga.rewards.managers.{built_in}")
+    if name in _MANAGERS:
+        return _MANAGERS[name]
+    place, colon, class_name = name.rpartition(":")
+    if not colon:
+        raise ConfigError(
+            f"unknown reward manager {name!r}. Known: {', '.join(sorted(_MANAGERS))}",
+            "use one of these, or name your own class as package.module:Class or folder/file.py:Class",
+        )
+    found = import_named(place, class_name, "reward_model.reward_manager")
+    if not isinstance(found, type):
+        raise ConfigError(f"there is no class {class_name!r} in {place}", "check reward_model.reward_manager")
+    return found

@@ -8,8 +8,7 @@ from typing import Any
 
 from quadriga.errors import ConfigError
 from quadriga.rewards.functions import RewardFunction, from_callable, reward_function
-from quadriga.rewards.managers.base import BaseRewardManager
-from quadriga.rewards.managers.registry import register_manager
+from quadriga.rewards.managers.base import BaseRewardManager, register_manager
 from quadriga.rewards.result import RewardResult
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from quadriga.errors import ConfigError
 from quadriga.rewards.functions import RewardFunction
-from quadriga.rewards.managers.base import BaseRewardManager
-from quadriga.rewards.managers.registry import register_manager
+from quadriga.rewards.managers.base import BaseRewardManager, register_manager
 
 LIMITS = ("max_rpm", "max_tpm", "estimated_tokens_per_request")
 JUDGE = ("url", "model", "template", "score_pattern", "api_key_env", "max_tokens", "request_timeout_s")

@@ -12,19 +12,17 @@ from torch import Tensor
 
 from quadriga.errors import WorkerError
 from quadriga.models.fused import fuse
-from quadriga.rollout.interface import Completion, Progress, Request, RolloutEngine, WeightsEcho
-from quadriga.rollout.native.admission import Limits, check_request
+from quadriga.rollout.interface import Completion, Limits, Progress, Request, RolloutEngine, WeightsEcho, check_request
 from quadriga.rollout.native.blocks import BlockPool
 from quadriga.rollout.native.geometry import cache_shape, context_length, fitting_blocks, vocab_size
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.probe import check_module
-from quadriga.rollout.native.runner import Runner
+from quadriga.rollout.native.runner import Runner, Work
 from quadriga.rollout.native.sampler import Needs, needs_of, sample
 from quadriga.rollout.native.scheduler import Scheduler
 from quadriga.rollout.native.sequence import Sequence
 from quadriga.rollout.native.slots import NOT_FINITE, SlotTable
 from quadriga.rollout.native.stop_strings import StopStrings
-from quadriga.rollout.native.work import Work
 from quadriga.rollout.weights import checksum, copy_weights
 
 _REASONS = {1: "stop", 2: "length"}
@@ -347,16 +345,16 @@ class NativeEngine(RolloutEngine):
 
 
 def device_slots(*arguments: Any) -> SlotTable:
-    from quadriga.rollout.native.cuda.slots import DeviceSlots
+    from quadriga.rollout.native.slots import DeviceSlots
 
     return DeviceSlots(*arguments)
 
 
 def cuda_steps(engine: NativeEngine, eager: bool) -> Any:
     """What runs `engine` on a CUDA device."""
-    from quadriga.rollout.native.cuda.cache import CudaKVCache
     from quadriga.rollout.native.cuda.runner import CudaRunner
     from quadriga.rollout.native.cuda.steps import CudaSteps
+    from quadriga.rollout.native.kv_cache import CudaKVCache
 
     cache = CudaKVCache(engine.shape, engine.pool.num_blocks)
     runner = CudaRunner(engine.module, cache, engine.scheduler, engine.table, engine._work, eager)

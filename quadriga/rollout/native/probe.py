@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from quadriga.errors import ConfigError, WorkerError
-from quadriga.rollout.interface import Request
+from quadriga.rollout.interface import Request, SamplingParams
 from quadriga.rollout.native.geometry import UNSUPPORTED_FIX
-from quadriga.rollout.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from quadriga.rollout.native.engine import NativeEngine

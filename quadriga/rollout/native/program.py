@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quadriga.models.kernels.cpu.library import kernels
-from quadriga.models.kernels.cpu.memory import huge_zeros
+from quadriga.models.kernels.cpu.library import Layer, Model, Step, Weight, huge_zeros, kernels
 from quadriga.models.kernels.cpu.operations import pointers
-from quadriga.models.kernels.cpu.structures import Layer, Model, Step, Weight
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.program_parts import Parts, UnknownPartError
 

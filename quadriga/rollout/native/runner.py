@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,14 +12,24 @@ import torch
 from torch import Tensor
 
 from quadriga.rollout.native.attention import register_paged_attention
-from quadriga.rollout.native.borrowed import borrowed
 from quadriga.rollout.native.kv_cache import KVCache
 from quadriga.rollout.native.plan import Chunk, DecodeIndex, DecodeTables, StepPlan, decode_index, padded
 from quadriga.rollout.native.program import Program, Rows
 from quadriga.rollout.native.program_parts import UnknownPartError
 from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.slots import SlotTable
-from quadriga.rollout.native.work import Work
+
+
+@dataclass
+class Work:
+    """What was computed since the engine was made, and how much of it for nobody."""
+
+    rows: int = 0
+    padding: int = 0
+    blocks: int = 0
+    """Cache blocks read in place by decoding."""
+    gaps: int = 0
+    """Those of them that belonged to no decoding row."""
 
 
 class Runner:
@@ -172,3 +185,19 @@ class Runner:
         self.work.blocks += self._index.num_private
         self.work.gaps += self._index.num_private - int((counts - shared).sum())
         return self._index
+
+
+@contextmanager
+def borrowed(module: Any, attention: str) -> Iterator[None]:
+    """`module` in evaluation mode, with the attention of that name; afterwards it is as it was."""
+    config, was_training = module.config, module.training
+    before = config._attn_implementation
+    config._attn_implementation = attention
+    if was_training:
+        module.eval()
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        if was_training:
+            module.train()

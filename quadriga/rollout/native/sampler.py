@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quadriga.models.kernels.cpu.library import kernels
 from quadriga.models.kernels.cpu.operations import fits, pointers
+from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.native.randomness import uniforms
 from quadriga.rollout.native.slots import Sampled, SlotTable
-from quadriga.rollout.sampling import SamplingParams
 
 _GROUP = 64
 """The inverse of the distribution function is found in two steps: the group of this many tokens, then the token."""

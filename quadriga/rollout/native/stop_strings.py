@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.native.sequence import Sequence as Sample
 from quadriga.rollout.native.slots import SlotTable
-from quadriga.rollout.sampling import SamplingParams
 
 _MARGIN = 8
 """Tokens decoded beyond the length of the text looked for: room for tokens of no text, and parts of characters."""

@@ -19,10 +19,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from quadriga.errors import ConfigError, QuadrigaError, WorkerError
-from quadriga.rollout.interface import Completion, Request
+from quadriga.rollout.interface import Completion, Request, SamplingParams
 from quadriga.rollout.native.sequence import Sequence
 from quadriga.rollout.native.stop_strings import holds_stop_string
-from quadriga.rollout.sampling import SamplingParams
 from quadriga.rollout.vllm.messages import Clear, Done, Failed, Load, Open, Ready, Sleep, Step, Stepped
 
 TURN_S = 0.02

@@ -17,8 +17,7 @@ from torch import Tensor
 from quadriga.config.installed_vllm import require_usable
 from quadriga.config.vllm_arguments import argument_problems
 from quadriga.errors import ConfigError, ResourceError, WorkerError
-from quadriga.rollout.interface import Completion, Request, RolloutEngine, WeightsEcho
-from quadriga.rollout.native.admission import Limits, check_request
+from quadriga.rollout.interface import Completion, Limits, Request, RolloutEngine, WeightsEcho, check_request
 from quadriga.rollout.vllm.messages import Clear, Load, Open, Placed, Ready, Sleep, Step
 from quadriga.rollout.vllm.process import EngineGone, EngineProcess
 

@@ -11,8 +11,8 @@ from vllm import SamplingParams as VllmSamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 
+from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.native.sequence import Sequence
-from quadriga.rollout.sampling import SamplingParams
 
 GREEDY_BELOW = 1e-5
 """vLLM takes a lower temperature for greedy."""

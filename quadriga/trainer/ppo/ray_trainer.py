@@ -14,10 +14,10 @@ import torch
 from quadriga.algorithms import make_kl_controller
 from quadriga.algorithms.entropy import EntropyController
 from quadriga.algorithms.shaping import pf_ppo_rows
-from quadriga.config.changes import changed_keys
 from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import correction_of, need_reference_policy, need_sum_pi_squared
 from quadriga.config.schema import Config
+from quadriga.config.typed import changed_keys
 from quadriga.controller import object_store
 from quadriga.controller.call_record import host_gb
 from quadriga.controller.ray_pool import ResourcePoolManager
@@ -26,15 +26,13 @@ from quadriga.data.factory import pad_token_id
 from quadriga.errors import ConfigError, DataError
 from quadriga.protocol import DataProto
 from quadriga.protocol.columns import object_array
+from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.router import Router
-from quadriga.rollout.sampling import SamplingParams
-from quadriga.trainer.ppo.crew import Crew
+from quadriga.trainer.ppo.crew import Crew, Role
 from quadriga.trainer.ppo.episodes import Episodes
-from quadriga.trainer.ppo.groups import Group, batch_of, episode_figures
+from quadriga.trainer.ppo.groups import Group, KeptGroups, batch_of, episode_figures
 from quadriga.trainer.ppo.journal import KEPT_SAMPLES
-from quadriga.trainer.ppo.kept_groups import KeptGroups
 from quadriga.trainer.ppo.restarts import Restarts
-from quadriga.trainer.ppo.role import Role
 from quadriga.trainer.ppo.row_functions import (
     ADVANTAGE_COLUMNS,
     CORRECTION_COLUMNS,
@@ -45,9 +43,10 @@ from quadriga.trainer.ppo.row_functions import (
     computed,
     corrected,
     generated_figures,
+    groups_that_differ,
+    layout,
     total_scores,
 )
-from quadriga.trainer.ppo.rows import groups_that_differ, layout
 from quadriga.trainer.ppo.sample_rows import sample_rows
 from quadriga.trainer.ppo.saver import Saver, read_lots
 from quadriga.trainer.ppo.scoring import (

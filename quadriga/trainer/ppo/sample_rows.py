@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quadriga.protocol import DataProto
-from quadriga.tracking.token_texts import TokenTexts
+from quadriga.tracking.run_record import TokenTexts
 
 NEEDED = ("prompts", "responses", "attention_mask", "score")
 OF_TOKENS = ("response_mask", "rollout_log_probs", "old_log_probs", "advantages")

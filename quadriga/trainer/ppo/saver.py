@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from quadriga.checkpoint.checkpoint import Checkpoint
+from quadriga.checkpoint.checkpoint import Checkpoint, Draft
 from quadriga.checkpoint.disk import readable_disk_errors
-from quadriga.checkpoint.draft import Draft
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.controller.calls import WorkersDied
 from quadriga.errors import CheckpointError, QuadrigaError

@@ -19,9 +19,8 @@ from quadriga.data.loader import BatchLoader
 from quadriga.errors import CheckpointError, QuadrigaError
 from quadriga.protocol import DataProto
 from quadriga.rewards.result import WRONG, RewardResult
-from quadriga.rollout.interface import Request
+from quadriga.rollout.interface import Request, SamplingParams
 from quadriga.rollout.router import Router
-from quadriga.rollout.sampling import SamplingParams
 from quadriga.rollout.service import Sample
 from quadriga.trainer.ppo.episodes import Episodes
 from quadriga.trainer.ppo.groups import Group, as_table, from_table, staleness

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from quadriga.config.schema import WatchdogConfig
-from quadriga.tracking.durations import in_words
+from quadriga.tracking.figures import in_words
 from quadriga.tracking.phases import Phase, Phases
 
 KNOWN_AFTER = 3

@@ -14,8 +14,8 @@ from typing import Any
 
 from quadriga.accelerator import collectives, device_module
 from quadriga.config.command_line import compose_file, compose_from_arguments, quote, take_file
+from quadriga.config.devices import detect_local_device
 from quadriga.config.load import load_config, screen_overrides
-from quadriga.config.local_device import detect_local_device
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.controller import rendezvous
 from quadriga.errors import INTERRUPTED, ConfigError, ResourceError, RunStopped

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quadriga.tracking.token_texts import TokenTexts
+from quadriga.tracking.run_record import TokenTexts
 
 KEPT_EXAMPLES = 64
 """Of a validation, or of a step where there is none."""

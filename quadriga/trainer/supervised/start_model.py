@@ -10,10 +10,9 @@ from quadriga.config.schema_models import ModelConfig
 from quadriga.config.supervised_schema import PolicyModelConfig, SFTModelConfig, StartModelConfig
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.load import check_vocabulary, load_policy, load_tokenizer, load_value_model, override
-from quadriga.models.policy import PolicyModel
 from quadriga.models.probe import check_packing
-from quadriga.models.scalar_model import ScalarModel
 from quadriga.models.source import readable_load_errors, resolve_model_path
+from quadriga.models.token_model import PolicyModel, ScalarModel
 
 
 def start_tokenizer(model: StartModelConfig) -> Any:

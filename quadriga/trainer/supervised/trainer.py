@@ -263,7 +263,7 @@ class SupervisedTrainer:
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
         self._say(f"resumed after step {self.step} of {self.total_steps} from {path}")
-        from quadriga.config.changes import changed_keys
+        from quadriga.config.typed import changed_keys
 
         if changed := changed_keys(state["config"], asdict(self.config)):
             self._say("with another configuration than before: " + ", ".join(changed))

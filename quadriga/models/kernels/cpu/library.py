@@ -11,18 +11,68 @@ import ctypes
 import functools
 import hashlib
 import logging
+import math
+import mmap
 import os
 import platform
 import shutil
 import stat
 import subprocess
 import tempfile
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from quadriga.models.kernels.cpu.structures import Member, Weight
+COLUMNS = 16
+"""The keys of a cache block have room for a multiple of this: of the vectors of every machine, see attention.h."""
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Cache(Structure):
+    _fields_: ClassVar = [*_fields(c_void_p, "keys values"), *_fields(c_int64, "kv_heads size block_size columns")]
+
+
+class Weight(Structure):
+    _fields_: ClassVar = [("panels", c_void_p), *_fields(c_int64, "inner outer")]
+
+
+class Member(Structure):
+    _fields_: ClassVar = _fields(c_int64, "rank size")
+
+
+class Layer(Structure):
+    _fields_: ClassVar = [
+        *_fields(c_void_p, "norm q_norm k_norm mlp_norm"),
+        *_fields(Weight, "qkv out gate_up down"),
+        *_fields(c_void_p, "keys values"),
+        ("window", c_int64),
+        ("scale", c_float),
+    ]
+
+
+class Model(Structure):
+    _fields_: ClassVar = [
+        *_fields(c_void_p, "embedding cos sin norm"),
+        ("layers", POINTER(Layer)),
+        ("head", Weight),
+        *_fields(c_int64, "num_layers width heads kv_heads size block_size columns"),
+        ("eps", c_float),
+    ]
+
+
+class Step(Structure):
+    _fields_: ClassVar = [
+        *_fields(c_void_p, "tokens positions sequences outputs tables"),
+        *_fields(c_int64, "rows num_outputs table_width longest mixed"),
+        *_fields(c_void_p, "scratch logits"),
+    ]
+
 
 _FOLDER = Path(__file__).parent
 SOURCES = sorted(_FOLDER.glob("*.c"))
@@ -147,3 +197,22 @@ def _processor() -> str:
         lines = []
     told = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
     return f"{platform.machine()} {sorted(set(told))}"
+
+
+_HUGE = 2 << 20
+
+
+def huge_zeros(*size: int) -> Tensor:
+    """Float32 zeros in pages of 2 MiB where the system has them; what is never written takes no memory.
+
+    The tables of small pages halve the speed of reading on a virtual machine.
+    """
+    count = math.prod(size)
+    if 4 * count < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(size)
+    # One page more than needed, to begin at the start of one.
+    memory = mmap.mmap(-1, 4 * count + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.float32)
+    start = -whole.data_ptr() % _HUGE // 4
+    return whole[start : start + count].view(size)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quadriga.models.kernels.attention import KEY_TILE, attend_tile, attended
-from quadriga.rollout.native.cuda.cache import CudaKVCache
+from quadriga.rollout.native.kv_cache import CudaKVCache
 
 MAX_SPLITS = 64
 

@@ -13,10 +13,10 @@ from quadriga.models.attention import takes_kernels
 from quadriga.models.kernels.attention import Segments, segment_attention
 from quadriga.rollout.native.attention import prefill_attention
 from quadriga.rollout.native.cuda.attention_kernels import decode_attention, write_cache
-from quadriga.rollout.native.cuda.cache import CudaKVCache
-from quadriga.rollout.native.cuda.slots import DeviceSlots
 from quadriga.rollout.native.geometry import UNSUPPORTED_FIX
+from quadriga.rollout.native.kv_cache import CudaKVCache
 from quadriga.rollout.native.plan import Chunk
+from quadriga.rollout.native.slots import DeviceSlots
 
 CUDA_ATTENTION = "quadriga_paged_cuda"
 """Name of this attention in transformers."""

@@ -12,18 +12,17 @@ from torch import Tensor
 from quadriga.models.exact import is_exact
 from quadriga.models.kernels.linear import product
 from quadriga.models.layout import to_device
-from quadriga.models.policy import logit_transform
-from quadriga.rollout.native.borrowed import borrowed
+from quadriga.models.token_model import logit_transform
 from quadriga.rollout.native.cuda.attention_kernels import splits_for
-from quadriga.rollout.native.cuda.cache import CudaKVCache
 from quadriga.rollout.native.cuda.graphs import DecodeGraphs
 from quadriga.rollout.native.cuda.merged import merge_projections
 from quadriga.rollout.native.cuda.plan import DecodePass, PrefillPass, register_cuda_attention
-from quadriga.rollout.native.cuda.slots import DeviceSlots
+from quadriga.rollout.native.kv_cache import CudaKVCache
 from quadriga.rollout.native.plan import Chunk
+from quadriga.rollout.native.runner import Work, borrowed
 from quadriga.rollout.native.scheduler import Chunks, Scheduler
 from quadriga.rollout.native.sequence import Prefill
-from quadriga.rollout.native.work import Work
+from quadriga.rollout.native.slots import DeviceSlots
 
 
 class CudaRunner:

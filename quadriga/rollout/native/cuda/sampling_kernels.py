@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quadriga.models.kernels.softmax import statistics
-from quadriga.rollout.native.cuda.slots import DeviceSlots
-from quadriga.rollout.native.slots import Sampled
+from quadriga.rollout.native.slots import DeviceSlots, Sampled
 
 _TILE = 4096
 

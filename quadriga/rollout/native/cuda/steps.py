@@ -21,11 +21,10 @@ from quadriga.models.layout import to_device
 from quadriga.rollout.interface import Completion
 from quadriga.rollout.native.cuda.runner import CudaRunner
 from quadriga.rollout.native.cuda.sampling_kernels import note_tokens, sample_rows, trainer_log_probs
-from quadriga.rollout.native.cuda.slots import DeviceSlots
 from quadriga.rollout.native.sampler import Needs, needs_of, sample
 from quadriga.rollout.native.scheduler import Batch, Scheduler
 from quadriga.rollout.native.sequence import Sequence
-from quadriga.rollout.native.slots import NOT_FINITE, Sampled
+from quadriga.rollout.native.slots import NOT_FINITE, DeviceSlots, Sampled
 from quadriga.rollout.native.stop_strings import StopStrings
 
 MAX_LAG = 4
