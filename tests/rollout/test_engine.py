@@ -17,6 +17,7 @@ from quadriga.rollout import (
     RolloutEngine,
     SamplingParams,
     create_engine,
+    interface,
     register_engine,
 )
 from quadriga.rollout.weights import checksum
@@ -317,7 +318,7 @@ def test_an_engine_of_ones_own_can_be_registered(monkeypatch: pytest.MonkeyPatch
 
         update_weights = abort = sleep = wake = None  # type: ignore[assignment]
 
-    monkeypatch.setattr("quadriga.rollout.interface._ENGINES", dict(_ENGINES))  # known to no other test
+    monkeypatch.setattr(interface, "_ENGINES", dict(interface._ENGINES))  # known to no other test
     register_engine("echo-of-tests", Echo)
     engine: RolloutEngine = create_engine("echo-of-tests")
     assert next(iter(engine.generate([ask()]))).token_ids == [0, 1, 2, 3, 4]
