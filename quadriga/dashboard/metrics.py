@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from quadriga.dashboard.catalog import Run
@@ -173,34 +172,39 @@ class Metrics:
         """Points of some metrics with `x` (one of `X_AXES`; time in seconds since the first line) in `[low, high]`.
 
         Where there are more than `points`, each stands for several: `y` is their mean, `lo` and `hi` their bounds, `n` their
-        number.
+        number, `x` where the last of these lines ends: the same for all metrics of the run, so that they can be added up.
         """
         found = {}
         with self.table(run) as table:
             axis = table.axes[x]
             origin = axis[0] if x == "time" and axis else 0.0
+            lines = range(
+                *(find(axis, x, key=lambda v: v - origin) for find, x in ((bisect_left, low), (bisect_right, high)))
+            )
             for name in names:
-                column = table.columns.get(name)
-                if column is not None:
-                    first = bisect_left(column.lines, low, key=lambda line: axis[line] - origin)
-                    last = bisect_right(column.lines, high, key=lambda line: axis[line] - origin)
-                    xs = array("d", (axis[line] - origin for line in column.lines[first:last]))
-                    found[name] = thinned(xs, column.values[first:last], points)
+                if name in table.columns:
+                    found[name] = _points(table.columns[name], axis, origin, lines, points)
         return found
 
 
-def thinned(xs: array[float], ys: array[float], points: int) -> dict[str, list[float]]:
-    """At most `points` buckets of equally many neighbours; as they are where they are few."""
-    if len(xs) <= points:
-        return {"x": xs.tolist(), "y": [_short(y) for y in ys]}
+def _points(column: Column, axis: array[float], origin: float, lines: range, points: int) -> dict[str, list[float]]:
+    """The values of these lines as they are; where they are many, those of equally many neighbouring lines together."""
+    first, last = bisect_left(column.lines, lines.start), bisect_left(column.lines, lines.stop)
+    if last - first <= points:
+        xs = [axis[line] - origin for line in column.lines[first:last]]
+        return {"x": xs, "y": [_short(y) for y in column.values[first:last]]}
     found: dict[str, list[float]] = {name: [] for name in ("x", "y", "lo", "hi", "n")}
-    edges = [k * len(xs) // points for k in range(points + 1)]
-    for start, end in pairwise(edges):
-        values = ys[start:end]
-        numbers = (math.fsum(values) / len(values), min(values), max(values))
-        bucket = (xs[end - 1], *map(_short, numbers), float(len(values)))
-        for name, value in zip(found, bucket):
-            found[name].append(value)
+    start = first
+    for k in range(1, points + 1):
+        edge = lines.start + k * len(lines) // points
+        end = bisect_left(column.lines, edge, start)
+        if end > start:
+            values = column.values[start:end]
+            numbers = (math.fsum(values) / len(values), min(values), max(values))
+            point = (axis[edge - 1] - origin, *map(_short, numbers), float(len(values)))
+            for name, value in zip(found, point):
+                found[name].append(value)
+        start = end
     return found
 
 

@@ -196,13 +196,14 @@ class RunDirectory:
 
     def sample_files(self, kind: str = "train") -> dict[int, Path]:
         """Step → file, in order of the steps."""
-        return dict(sorted((int(path.stem.rpartition("_")[2]), path) for path in self.samples.glob(f"{kind}_*.jsonl")))
+        steps = {path: path.stem.removeprefix(f"{kind}_") for path in self.samples.glob(f"{kind}_*.jsonl")}
+        return dict(sorted((int(step), path) for path, step in steps.items() if step.isdecimal()))
 
     def read_samples(self, step: int, kind: str = "train") -> list[dict[str, Any]]:
-        """The rows of one step, as `write_samples` wrote them."""
+        """The rows of one step, as `write_samples` wrote them; what somebody else made of a line is passed over."""
         path = self.samples / f"{kind}_{step:08d}.jsonl"
         with path.open("rb") as file:
-            return [json.loads(line) for line in file]
+            return [row for line in file if (row := _parse(line)) is not None]
 
     def log_file(self, role: str, rank: int) -> Path:
         """Where a worker writes what it prints."""
@@ -277,7 +278,7 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
         return None
     try:
         values = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 

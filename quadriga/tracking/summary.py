@@ -18,7 +18,7 @@ from rich.text import Text
 
 from quadriga.atomic_file import write_atomically
 from quadriga.errors import printable
-from quadriga.tracking.before_after import BeforeAfter, before_after_of_run, shortened, show_before_after
+from quadriga.tracking.before_after import Questions, before_after_of_run, shortened, show_before_after
 from quadriga.tracking.curves import Panel, run_panels
 from quadriga.tracking.figures import in_words
 from quadriga.tracking.metric_names import METRICS
@@ -126,14 +126,14 @@ def write_page(run_directory: RunDirectory) -> None:
         write_atomically(run_directory.path / "summary.html", page.encode())
 
 
-def write_pictures(run_directory: RunDirectory, summary: RunSummary, pairs: list[BeforeAfter]) -> list[Path]:
+def write_pictures(run_directory: RunDirectory, summary: RunSummary, questions: Questions) -> list[Path]:
     """`curves.svg`, `summary.html` and, with matplotlib, `curves.png`; returns what was written, best to look at first."""
     panels = run_panels(run_directory.read_metrics(_is_told))
     if not panels:
         return []
     svg = render_svg(panels, summary.name, summary.headline)
     html, picture, png = (run_directory.path / name for name in ("summary.html", "curves.svg", "curves.png"))
-    write_atomically(html, _page(summary, svg, pairs).encode())
+    write_atomically(html, _page(summary, svg, questions).encode())
     write_atomically(picture, svg.encode())
     return [html, picture] + ([png] if write_png(png, panels, summary.name, summary.headline) else [])
 
@@ -157,12 +157,12 @@ def report(
     """Everything that the end of a run has to show, on disk and on the console."""
     console = console or Console()
     summary = summarize(run_directory, model_path)
-    pairs = before_after_of_run(run_directory)
-    summary = replace(summary, pictures=tuple(write_pictures(run_directory, summary, pairs)))
+    questions = before_after_of_run(run_directory)
+    summary = replace(summary, pictures=tuple(write_pictures(run_directory, summary, questions)))
     show_summary(summary, run_panels(run_directory.read_metrics(_is_told)), console)
-    if pairs:
+    if questions.pairs:
         console.print()
-        show_before_after(pairs, console)
+        show_before_after(questions, console)
     return summary
 
 
@@ -221,14 +221,14 @@ td { white-space: pre-wrap; overflow-wrap: anywhere }
 """
 
 
-def _page(summary: RunSummary, svg: str, pairs: list[BeforeAfter]) -> str:
+def _page(summary: RunSummary, svg: str, questions: Questions) -> str:
     facts = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in _facts(summary))
     rows = "".join(
         f"<tr><td>{escape(shortened(pair.question))}</td><td>{escape(shortened(pair.ground_truth))}</td>"
         f"{_answer_cell(pair.before, pair.before_is_right)}{_answer_cell(pair.after, pair.after_is_right)}</tr>"
-        for pair in pairs
+        for pair in questions.pairs
     )
-    head = "<tr><th>question</th><th>answer</th><th>before training</th><th>after training</th></tr>"
+    head = f"<tr>{''.join(f'<th>{escape(heading)}</th>' for heading in questions.headings)}</tr>"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(summary.name)}</title>'
         f"<style>{_PAGE_STYLE}</style></head><body>\n{svg}<table>{facts}</table>\n"

@@ -118,8 +118,10 @@ class Tracking:
 
         try:
             write_page(self.run_directory)
-        except OSError as error:  # a picture is no reason to end a run
-            _LOG.warning("summary.html cannot be written: %s", error.strerror)
+        except (
+            Exception
+        ) as error:  # a full disk, a sample that somebody has edited: a picture is no reason to end a run
+            self._warn(f"summary.html cannot be written: {type(error).__name__}: {error}")
         now = time.monotonic()
         self._next_page = now + max(_PAGE_EVERY_S, 100 * (now - began))
 

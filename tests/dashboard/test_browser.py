@@ -108,6 +108,12 @@ def test_a_wrong_sample_is_found_by_filter_and_by_text(page: Page, served: Serve
     run = served.row("demo/a")["id"]
     page.open(f"#samples?runs={run}&kind=train&step=5")
     page.wait(lambda: len(page.all(".answer")) == 12, "not all samples are shown")
+    loose = (
+        "[...document.querySelectorAll('.group')].flatMap(one => [...one.childNodes]).filter(one => one.nodeType === 3)"
+    )
+    assert page.browser.execute_script(f"return {loose}.length") == 0, (
+        "a group is a header, a prompt and answers, and nothing else"
+    )
     page.all("select[aria-label='which samples']")[0].send_keys("wrong")
     page.wait(lambda: len(page.all(".answer")) == 3, "the filter does not filter")
     assert set(page.texts(".answer .outcome")) == {"wrong"}

@@ -28,7 +28,7 @@ def live(tmp_path: Path) -> Path:
 
 
 def write_answers(folder: Path, step: int) -> None:
-    rows = [sample(k, k % 2 == 0, response=f"step {step} " + "word " * 600, extra={"length": 600}) for k in range(12)]
+    rows = [sample(k, k % 2 == 0, response=f"step {step} " + "word " * 600, extra={"note": "long"}) for k in range(12)]
     write_samples(folder, step, rows)
 
 

@@ -46,6 +46,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Served
     evaluation = write_run(root / "eval", steps=1, kind="eval", intervals={"arithmetic": [0.41, 0.59]})
     (evaluation / "config.yaml").write_text("model: some/model\nn: 4\nscorer: null\n")
     write_samples(evaluation, 0, [sample(0, False, finish_reason="length"), sample(1, True)], "val")
+    long = {"timing_s/gen": 0.5, "timing_s/update_actor": 1.0, "timing_s/step": 1.6}
+    for name, steps, timings in (("long", 3000, long), ("tuned", 60, {"timing_s/step": 1.5})):
+        write_run(root / name, steps=1, kind="sft" if name == "tuned" else "train")
+        with (root / name / "metrics.jsonl").open("w") as file:
+            for step in range(1, steps + 1):
+                tested = {"timing_s/testing": 10.0} if step % 10 == 0 else {}
+                file.write(json.dumps({"step": step, "time": float(step), **timings, **tested}) + "\n")
     (root / "demo" / "a" / "logs").mkdir()
     (root / "demo" / "a" / "logs" / "actor_0.log").write_text("CUDA out of memory\n")
     return serve(root)
@@ -150,6 +157,17 @@ def test_stacked_phases_begin_at_zero(page: Page, served: Served) -> None:
     low, high = bounds(page, ".card.wide")
     assert low == 0
     assert high == pytest.approx(1.5 * 1.06)
+
+
+@pytest.mark.parametrize(("run", "highest", "names"), [("long", 1.5 + 10 / 4, 3), ("tuned", 11.5, 2)])
+def test_stacked_phases_add_up_where_few_steps_validate(
+    page: Page, served: Served, run: str, highest: float, names: int
+) -> None:
+    """3,000 steps are drawn as 800 points: 10 s of validation are spread over the four steps of theirs; 60 steps as they are."""
+    page.open(f"#time?runs={served.row(run)['id']}")
+    page.wait(lambda: page.all(".card.wide .plot[data-low]"), "nothing is drawn")
+    assert bounds(page, ".card.wide")[1] == pytest.approx(highest * 1.06)
+    assert len(page.texts(".card.wide .legend.wrap li")) == names
 
 
 def test_who_waits_is_told_in_words_and_as_a_list(page: Page, served: Served) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from quadriga.dashboard.configuration import config_table
 from quadriga.dashboard.events import Events, stall_reports, stall_text
 from quadriga.dashboard.files import Unreadable, open_inside
 from quadriga.dashboard.logs import log_files, log_page
-from quadriga.dashboard.metrics import Metrics, thinned
+from quadriga.dashboard.metrics import Metrics
 from quadriga.dashboard.samples import Query, same_questions, sample_history, sample_page, sample_steps
 from quadriga.dashboard.timeline import Timelines
 from quadriga.tracking import Timeline
@@ -61,13 +60,22 @@ def test_x_may_be_steps_tokens_or_time(tmp_path: Path) -> None:
 
 
 def test_many_points_become_means_with_bounds_and_a_zoom_has_them_all(tmp_path: Path) -> None:
-    xs, ys = (array("d", (float(f(k)) for k in range(100_000))) for f in (lambda k: k, lambda k: k % 10))
-    whole = thinned(xs, ys, 1000)
-    assert len(whole["x"]) == 1000
-    assert whole["n"] == [100.0] * 1000
-    assert whole["lo"][0] == 0.0
-    assert whole["hi"][0] == 9.0
-    assert whole["y"][0] == pytest.approx(4.5)
+    folder = tmp_path / "long"
+    folder.mkdir()
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(20_000):
+            rare = f', "rare": {step}' if step % 50 == 7 else ""
+            half = f', "half": {step % 4}' if step % 2 else ""
+            file.write(f'{{"step": {step}, "time": {step}, "dense": {step % 10}{rare}{half}}}\n')
+    whole = Metrics().series(the_run(folder), ["dense", "rare", "half"], points=1000)
+    dense = whole["dense"]
+    assert dense["x"] == [20.0 * k + 19 for k in range(1000)]
+    assert dense["n"] == [20.0] * 1000
+    assert (dense["lo"][0], dense["y"][0], dense["hi"][0]) == (0.0, 4.5, 9.0)
+    assert whole["rare"]["x"] == [50.0 * k + 7 for k in range(400)], "few are given as they are"
+    assert whole["half"]["x"] == dense["x"], "one grid for all, so that they can be added up"
+    assert whole["half"]["n"] == [10.0] * 1000
+    assert whole["half"]["y"] == [2.0] * 1000
     run = the_run(write_run(tmp_path / "run", steps=3000))
     zoomed = Metrics().series(run, ["actor/entropy"], low=100, high=150, points=100)["actor/entropy"]
     assert zoomed["x"] == [float(k) for k in range(100, 151)]

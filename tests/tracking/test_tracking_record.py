@@ -73,3 +73,16 @@ def test_a_record_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pyt
     record.take({"kind": "message", "time": 1.0, "level": "info", "text": "hello"})
     record.close()
     assert "events.jsonl cannot be written" in caplog.text
+
+
+def test_a_page_that_cannot_be_made_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: RunDirectory) -> None:
+        raise KeyError("response")
+
+    monkeypatch.setattr("quadriga.tracking.summary.write_page", fail)
+    folder = tmp_path / "run"
+    with Tracking(make_config(folder), RunDirectory(folder)) as tracking:
+        tracking.log(1, {"actor/grad_norm": 1.0})
+        tracking.events.append("end", {"status": "finished"})
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+    assert "summary.html cannot be written: KeyError" in (folder / "events.jsonl").read_text()

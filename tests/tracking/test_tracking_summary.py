@@ -232,6 +232,31 @@ def test_an_accuracy_beside_the_score_decides_what_is_right() -> None:
     assert (pair.before_is_right, pair.after_is_right) == (False, True)
 
 
+def test_of_pairs_it_says_which_answer_is_preferred_and_unjudged_rows_are_passed_over(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin()
+    (run.samples / "val_of_mine.jsonl").write_text("{}\n")
+    for step, reward in ((20, -0.5), (40, 0.25)):
+        run.append_metrics(step, {"train/loss": 1.0 / step})
+        pair = {"prompt": "44+30=", "chosen": "74", "rejected": "84", "chosen_reward": reward, "rejected_reward": 0.0}
+        target = {"prompt": "1+1=", "response": "2", "extra": {"loss": 0.1}}
+        run.write_samples(step, [{**pair, "acc": float(reward > 0)}, target], kind="val")
+    output = io.StringIO()
+    with (run.samples / "val_00000040.jsonl").open("a") as file:
+        file.write('{"half a li')
+    report(run, console=Console(file=output, width=120))
+    (row,) = [line for line in output.getvalue().splitlines() if "44+30=" in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "44+30=",
+        "74",
+        "✗ prefers the rejected one by 0.5",
+        "✓ prefers this answer by 0.25",
+    ]
+    assert "after step 20" in output.getvalue(), "it was not validated before training"
+    assert "after step 40</th>" in (tmp_path / "summary.html").read_text()
+    assert "1+1=" not in output.getvalue(), "nobody has judged it"
+
+
 def test_durations_read_well() -> None:
     assert [clock(42), clock(61), clock(4062), clock(-3)] == ["0:42", "1:01", "1:07:42", "0:00"]
     assert [in_words(s) for s in (0.42, 42.4, 59.9, 91, 11220)] == [

@@ -43,6 +43,7 @@ def test_it_learns_which_answer_is_better(job, tmp_path, model, kind, model_keys
     config = job()
     config["model"] |= model_keys
     config["data"]["val_files"] = str(held_out)
+    config["trainer"]["test_freq"] = 6
     if model_keys:
         config["optim"]["lr"] = 2e-2
     before = trainer_of(kind, config).validate()
@@ -58,6 +59,9 @@ def test_it_learns_which_answer_is_better(job, tmp_path, model, kind, model_keys
     assert kept[0]["chosen"]["text"] != kept[0]["rejected"]["text"]
     margins = [row["chosen"]["reward"] - row["rejected"]["reward"] for row in kept]
     assert sum(margins) / 32 == pytest.approx(after["val/margin"], rel=1e-3)
+    page = (tmp_path / "run" / "summary.html").read_text()
+    assert "after step 6</th>" in page
+    assert "prefers this answer by" in page
 
 
 @pytest.mark.parametrize("kind", ["rm", "dpo"])

@@ -36,7 +36,7 @@ export function mount(root, context) {
       return el("th", { scope: "col" }, dot, run.name);
     });
     const lines = fits.map((key) => el("tr", {},
-      el("th", { scope: "row", title: key.meaning }, key.key, el("div", { class: "meaning" }, [key.meaning, key.unit && `(${key.unit})`].filter(Boolean).join(" "))),
+      el("th", { scope: "row", title: key.meaning }, breakable(key.key), el("div", { class: "meaning" }, [key.meaning, key.unit && `(${key.unit})`].filter(Boolean).join(" "))),
       key.values.map((value, k) => el("td", { class: key.set[k] ? "set" : "" }, shown(value))),
       el("td", { class: "muted" }, shown(key.default))));
     const none = mode === "differs" ? "These runs have the same configuration." : "Nothing is like that.";
@@ -45,5 +45,8 @@ export function mount(root, context) {
   }
   return { update };
 }
+
+/** A key that a narrow column may break after its dots and underscores. */
+const breakable = (key) => key.split(/(?<=[._])/).flatMap((part) => [part, el("wbr")]);
 
 const shown = (value) => (value === null || value === undefined ? "null" : typeof value === "string" ? value : JSON.stringify(value));

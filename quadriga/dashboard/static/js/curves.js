@@ -136,7 +136,7 @@ export function mount(root, context) {
     });
     card.node.dataset.points = String(lines.reduce((sum, line) => sum + line.x.length, 0));
     const last = lines.map((line) => smoothed(line, options.smooth).at(-1));
-    card.node.dataset.last = last.map(number).join(" ");
+    card.node.dataset.last = last.map((value) => number(value)).join(" ");
     const look = JSON.stringify([options, card.box.clientWidth, isDark()]);
     if (card.look === look && card.chart?.set(lines)) {
       card.last = last;

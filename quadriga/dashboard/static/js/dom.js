@@ -41,12 +41,12 @@ export function setText(node, text) {
 }
 
 /** 0.0001234 → 1.23e-4, 1234567 → 1,234,567, 12.3456 → 12.35 */
-export function number(value) {
+export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(2).replace("e+", "e");
   if (Number.isInteger(value) || size >= 1000) return value.toLocaleString("en", { maximumFractionDigits: 0 });
-  return value.toLocaleString("en", { maximumSignificantDigits: 4 });
+  return value.toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
 export function inUnit(value, unit) {

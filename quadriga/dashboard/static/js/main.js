@@ -93,8 +93,12 @@ function switchTheme() {
 async function show(anew = false) {
   const state = read();
   document.querySelectorAll("nav a").forEach((tab) => {
-    if (tab.dataset.view === state.view) tab.setAttribute("aria-current", "page");
-    else tab.removeAttribute("aria-current");
+    if (tab.dataset.view !== state.view) tab.removeAttribute("aria-current");
+    else {
+      tab.setAttribute("aria-current", "page");
+      const bar = tab.parentElement; // on a phone, not all tabs have room
+      bar.scrollLeft = tab.offsetLeft - (bar.clientWidth - tab.offsetWidth) / 2;
+    }
   });
   document.title = `${TITLES[state.view]} · Quadriga`;
   document.body.dataset.view = state.view;

@@ -84,11 +84,12 @@ export function mount(root, context) {
     const own = drawColumns(sort, order);
     drawStates(found.counts, found.all, state);
     const kept = new Set(found.rows.map((row) => row.id));
+    const telling = keysThatDiffer(found.rows);
     for (const [id, line] of rows) if (!kept.has(id)) { line.node.remove(); rows.delete(id); }
     found.rows.forEach((row, place) => {
       if (!rows.has(row.id)) rows.set(row.id, makeRow(row));
       const line = rows.get(row.id);
-      line.update(row, found.now, chosen.includes(row.id), found.roots.length > 1, own);
+      line.update(row, found.now, chosen.includes(row.id), found.roots.length > 1, own, telling);
       if (body.children[place] !== line.node) body.insertBefore(line.node, body.children[place] ?? null);
     });
     more.hidden = found.total <= shown;
@@ -134,7 +135,7 @@ function makeRow(first) {
     cell("step", step, bar), left, cell("course", el("span", { class: "course" }, course, value)), held, keys, updated);
   let before = "";
 
-  function update(row, now, isChosen, severalRoots, columns) {
+  function update(row, now, isChosen, severalRoots, columns, telling) {
     setText(root, severalRoots ? `${row.root}/` : "");
     name.title = row.folder;
     redraw(node, [columns, row.columns], () => [...[...node.children].slice(0, WIDTH), ...columns.map((title, k) => el("td", { class: "own", title, dataset: { label: title } }, row.columns?.[k] ?? "–"))]);
@@ -145,7 +146,8 @@ function makeRow(first) {
     const doing = row.phase ? `${row.phase.replaceAll("_", " ")} ${duration(row.phase_s)}` : "";
     setText(detail, row.error ? row.error.split("\n")[0] : row.state === "running" || row.state === "stalled" ? doing : "");
     detail.title = row.error;
-    const key = JSON.stringify([row.state, row.step, row.total, row.main, row.spark, row.validations, row.changed, row.alarms, tagsOf(row.id)]);
+    const changed = Object.entries(row.changed).sort(([one], [other]) => telling.has(other) - telling.has(one));
+    const key = JSON.stringify([row.state, row.step, row.total, row.main, row.spark, row.validations, changed, row.alarms, tagsOf(row.id)]);
     if (key === before) return;
     before = key;
     node.className = row.state;
@@ -160,8 +162,8 @@ function makeRow(first) {
     replace(course, spark(row.spark, 80));
     replace(held, Object.entries(row.validations).slice(0, 2).map(([source, seen]) => el("div", { title: source }, heldOut(seen, row.intervals[source]))));
     const alarm = Object.entries(row.alarms).map(([what, text]) => el("span", { class: "alarm", title: text }, `⚠ ${what.replaceAll("_", " ")}`));
-    const set = Object.entries(row.changed).map(([key, one]) => el("span", { class: "key", title: `${key}=${text(one)}` }, `${key.split(".").at(-1)}=${text(one)}`));
-    replace(keys, alarm, set.slice(0, MOST_KEYS), set.length > MOST_KEYS ? el("span", { class: "muted", title: Object.entries(row.changed).slice(MOST_KEYS).map(([key, one]) => `${key}=${text(one)}`).join("\n") }, `+${set.length - MOST_KEYS}`) : null);
+    const set = changed.map(([key, one]) => el("span", { class: "key", title: `${key}=${text(one)}` }, `${key.split(".").at(-1)}=${text(one)}`));
+    replace(keys, alarm, set.slice(0, MOST_KEYS), set.length > MOST_KEYS ? el("span", { class: "muted", title: changed.slice(MOST_KEYS).map(([key, one]) => `${key}=${text(one)}`).join("\n") }, `+${set.length - MOST_KEYS}`) : null);
     drawTags(row.id);
   }
 
@@ -189,6 +191,17 @@ function makeRow(first) {
   }
 
   return { node, update };
+}
+
+/** The keys that were set in some of these runs and not, or otherwise, in others of their kind: those are shown first. */
+function keysThatDiffer(rows) {
+  const found = new Set();
+  const firsts = new Map();
+  for (const row of rows) {
+    const first = firsts.get(row.kind) ?? firsts.set(row.kind, row.changed).get(row.kind);
+    for (const key of [...Object.keys(first), ...Object.keys(row.changed)]) if (JSON.stringify(first[key]) !== JSON.stringify(row.changed[key])) found.add(key);
+  }
+  return found;
 }
 
 /** Where the browser gives no clipboard (a page that is not on this machine), the path is shown to be copied by hand. */

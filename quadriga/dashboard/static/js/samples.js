@@ -5,6 +5,7 @@ import { change, pickedOf, read } from "dash/state.js";
 
 const FLAGS = ["", "wrong", "right", "unparsed", "cut off", "crashed", "timed out"];
 const SCALES = { "log-prob": 6, gap: 0.2, advantage: 2 };
+const MOST_FIGURES = 3; // of what a reward told besides the score, beside the score; the rest is behind a click
 const LEGENDS = {
   "log-prob": "the stronger, the less likely the token was: full at −6 nats",
   gap: "the stronger, the more trainer and rollout disagree: full at 0.2 nats",
@@ -177,7 +178,7 @@ export function mount(root, context) {
       el("header", {}, el("span", { class: "muted" }, [first.data_source, first.uid].filter(Boolean).join(" · ")), el("span", { class: "grow" }), history),
       first.prompt ? clipped(first.prompt, "prompt") : null,
       first.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, first.ground_truth)) : null,
-      sorted.map((row) => row.beside?.length && drawBeside(row, state)),
+      sorted.filter((row) => row.beside?.length).map((row) => drawBeside(row, state)),
       el("div", { class: `answers${sorted.length > 1 ? "" : " one"}` }, sorted.filter((row) => !row.beside?.length).map((row) => drawAnswer(row, state))));
   }
 
@@ -197,14 +198,17 @@ export function mount(root, context) {
   function drawAnswer(row, state, head = null) {
     const facts = [
       row.step !== undefined && state.over ? el("b", {}, `step ${number(row.step)}`) : null,
-      el("span", { class: `outcome ${row.outcome}` }, row.outcome || "–"),
+      row.outcome ? el("span", { class: `outcome ${row.outcome}` }, row.outcome) : null,
       row.flags.includes("cut off") ? el("span", { class: "outcome cut" }, "cut off") : null,
-      row.score !== null ? el("span", {}, "score ", el("b", {}, number(row.score))) : null,
-      row.advantage !== null ? el("span", {}, "advantage ", el("b", {}, number(row.advantage))) : null,
+      row.score !== null ? el("span", {}, "score ", el("b", {}, number(row.score, 3))) : null,
+      row.advantage !== null ? el("span", {}, "advantage ", el("b", {}, number(row.advantage, 3))) : null,
       row.length !== null ? el("span", { class: "muted" }, `${number(row.length)} tokens`) : null,
       row.pred !== null && row.pred !== row.ground_truth ? el("span", { class: "muted" }, `read as ${row.pred}`) : null,
     ];
-    const extras = Object.entries(row.extras).filter(([, value]) => value !== null);
+    const known = Object.entries(row.extras).filter(([, value]) => value !== null);
+    const figures = known.filter(([, value]) => typeof value === "number").slice(0, MOST_FIGURES);
+    const extras = known.filter((pair) => !figures.includes(pair));
+    facts.push(...figures.map(([name, value]) => el("span", { class: "muted" }, `${name} ${number(value, 3)}`)));
     const pair = ["chosen", "rejected"].filter((name) => row[name]).map((name) => el("div", { class: `pair ${name}` },
       el("p", {}, el("b", {}, name), row[name].reward === null ? "" : ` reward ${number(row[name].reward)}`), clipped(row[name].text ?? "", "text")));
     const body = row.tokens && (state.by || (!row.messages && row.tokens.mask?.includes(0))) ? tokenText(row, state.by ?? "")

@@ -8,7 +8,24 @@ import { change, pickedOf, read } from "dash/state.js";
 const COLORS = { gen: 1, reward: 3, old_log_prob: 4, ref: 6, values: 8, teacher: 8, adv: 9, update_actor: 0, update_critic: 2, update_weights: 5, testing: 7, save_checkpoint: 6, replace_rollout: 5, "train/time_s": 0 };
 /** A phase has the same colour wherever it is drawn, also when a worker does it. */
 const phaseColor = (name) => colorOf(COLORS[name] ?? 9);
-const NOT_PHASES = ["timing_s/step"];
+const [STEP, BETWEEN] = ["timing_s/step", ["timing_s/testing", "timing_s/save_checkpoint"]]; // the whole, and what follows it
+
+const stepsOf = (points) => (points.n ?? points.x).reduce((sum, n) => sum + (points.n ? n : 1), 0);
+
+/**
+ * Seconds of a phase at each of the points `x`, which stand for `n` steps each (none given: for one). A phase that few steps
+ * have, such as validation, is spread over the steps of its point: so the phases of a long run add up to the time of a step.
+ */
+export function perStep(points, x, n) {
+  const seconds = x.map(() => 0);
+  let at = 0;
+  points.x.forEach((value, k) => {
+    while (at < x.length - 1 && x[at] < value) at += 1;
+    seconds[at] += points.y[k] * (points.n?.[k] ?? 1);
+  });
+  return seconds.map((sum, k) => sum / (n?.[k] ?? 1));
+}
+
 const OTHERS = /^(perf\/throughput|perf\/mfu|memory\/|train\/tokens_per_s|train\/time_s|perf\/max_memory_gb)/;
 
 export function mount(root, context) {
@@ -22,7 +39,7 @@ export function mount(root, context) {
   const step = el("input", { type: "range", min: "0", step: "1", "aria-label": "step of the timeline" });
   const [stepText, told, busy] = [el("output"), el("p", { class: "muted" }), el("ul", { class: "legend wrap" })];
   const listed = el("details", { hidden: true, ontoggle: () => drawList() }, el("summary", {}, "as a list"), el("div"));
-  const events = el("div");
+  const events = el("div", { class: "heldup" });
   const [which, tools] = [el("span"), el("div", { class: "tools" })];
   tools.append(which);
   step.addEventListener("input", debounced(() => change({ step: steps[Number(step.value)] }, true), 60));
@@ -53,8 +70,10 @@ export function mount(root, context) {
 
   async function drawCharts(run, state, key, isNewest) {
     const names = await context.api.metrics(run.id);
-    const own = names.filter((m) => m.name.startsWith("timing_s/") && !NOT_PHASES.includes(m.name));
-    const others = names.filter((m) => OTHERS.test(m.name));
+    const timed = names.filter((m) => m.name.startsWith("timing_s/"));
+    const parts = timed.filter((m) => ![STEP, ...BETWEEN].includes(m.name));
+    const own = parts.length ? timed.filter((m) => m.name !== STEP) : timed; // a step that is not divided is one phase
+    const others = names.filter((m) => OTHERS.test(m.name)).sort((a, b) => a.name.startsWith("memory/") - b.name.startsWith("memory/"));
     const [from, to] = [state.from, state.to].map((value) => (value === undefined ? undefined : Number(value)));
     const [series, happened] = await Promise.all([context.api.series(run.id, [...own, ...others].map((m) => m.name), "step", from, to, 800), context.api.events(run.id)]);
     if (!isNewest()) return;
@@ -92,13 +111,14 @@ export function mount(root, context) {
 
   /** Phases on top of each other: each line is the sum up to its phase, drawn from the top down. */
   function stacked(own, series, options) {
-    const known = own.filter((m) => series[m.name]);
-    const x = [...new Set(known.flatMap((m) => series[m.name].x))].sort((a, b) => a - b);
+    const known = own.filter((m) => series[m.name]?.x.length);
+    const densest = known.reduce((best, m) => (stepsOf(series[m.name]) > stepsOf(series[best.name]) ? m : best), known[0]);
+    const x = known.length ? series[densest.name].x : [];
     const sum = x.map(() => 0);
     const lines = known.map((metric, place) => {
-      const values = new Map(series[metric.name].x.map((value, k) => [value, series[metric.name].y[k]]));
-      x.forEach((value, k) => { sum[k] += values.get(value) ?? 0; });
-      return { label: metric.name.slice(9).replaceAll("_", " "), color: phaseColor(metric.name.slice(9)), x, y: [...sum], own: x.map((value) => values.get(value) ?? 0), marks: place ? [] : options.marks };
+      const own_ = perStep(series[metric.name], x, series[densest.name].n);
+      own_.forEach((seconds, k) => { sum[k] += seconds; });
+      return { label: metric.name.slice(9).replaceAll("_", " "), color: phaseColor(metric.name.slice(9)), x, y: [...sum], own: own_, marks: place ? [] : options.marks };
     });
     const items = lines.map((line) => {
       const dot = el("span", { class: "dot" });
@@ -177,11 +197,12 @@ export function mount(root, context) {
       }
       rows.set(lane, Math.max(ends.length, 1));
     });
-    const [height, left] = [20, 130];
+    const width = Math.max(canvas.parentElement.clientWidth, 320);
+    const isNarrow = width < 500;
+    const [height, left] = [20, isNarrow ? 84 : 130];
     const tops = [];
     let total = 6;
     lanes.forEach((_, lane) => { tops[lane] = total; total += rows.get(lane) * height + 8; });
-    const width = Math.max(canvas.parentElement.clientWidth, 320);
     const end = Math.max(...places.map((event) => event.start + event.seconds), 1e-6);
     const dense = devicePixelRatio || 1;
     canvas.width = width * dense;
@@ -196,7 +217,7 @@ export function mount(root, context) {
     const at_ = (seconds) => left + (seconds / end) * (width - left - 8);
     lanes.forEach((name, lane) => {
       pen.fillStyle = ink;
-      pen.fillText(name.length > 20 ? `${name.slice(0, 19)}…` : name, 4, tops[lane] + height / 2);
+      pen.fillText(pen.measureText(name).width > left - 8 ? `${name.slice(0, left / 7)}…` : name, 4, tops[lane] + height / 2);
       pen.fillStyle = isDark() ? "#1f2226" : "#f3f2ef";
       pen.fillRect(left, tops[lane], width - left - 8, rows.get(lane) * height);
     });
@@ -216,10 +237,11 @@ export function mount(root, context) {
       return box;
     });
     pen.fillStyle = ink;
-    for (let k = 0; k <= 4; k++) {
-      const text = duration((end * k) / 4);
-      const shift = k === 4 ? pen.measureText(text).width : k ? pen.measureText(text).width / 2 : 0;
-      pen.fillText(text, at_((end * k) / 4) - shift, total + 8);
+    const parts = isNarrow ? 2 : 4;
+    for (let k = 0; k <= parts; k++) {
+      const text = duration((end * k) / parts);
+      const shift = k === parts ? pen.measureText(text).width : k ? pen.measureText(text).width / 2 : 0;
+      pen.fillText(text, at_((end * k) / parts) - shift, total + 8);
     }
     canvas.onmousemove = (event) => {
       const [x, y] = [event.offsetX, event.offsetY];
