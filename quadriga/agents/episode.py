@@ -1,7 +1,8 @@
 """Episodes: all that the policy wrote and read for one sample of a prompt, as rows that can be trained on.
 
 Nobody has to be believed about the tokens: the driver knows what was asked of the engines and what they answered. Calls whose
-context begins with what the policy read and wrote before are one row; any other context begins a further row.
+context begins with what the policy read and wrote before are one row; any other context is a further row of the same episode, and
+is trained on like the first.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 
 from quadriga.rollout.service import Sample
 
-DONE, TURNS, TOKENS, TIME = "done", "turns", "tokens", "time"
+DONE, TURNS, TOKENS, TIME, CONTEXTS = "done", "turns", "tokens", "time", "contexts"
 ERROR, CRASHED, STUCK = "error", "crashed", "stuck"
-FINISH_REASONS = (DONE, TURNS, TOKENS, TIME, ERROR, CRASHED, STUCK)
-"""How an episode ends: its agent returned; a limit of turns, tokens or time; its agent raised, ended its process, or blocked it."""
+FINISH_REASONS = (DONE, TURNS, TOKENS, TIME, CONTEXTS, ERROR, CRASHED, STUCK)
+"""How an episode ends: its agent returned; a limit of turns, tokens, time or contexts; its agent raised, ended its process, or blocked
+it."""
 FAILED = (ERROR, CRASHED, STUCK)
 
 
@@ -55,6 +57,7 @@ class Episode:
     """A finished episode; beside its rows it has the surface of a `Sample`."""
 
     rows: tuple[EpisodeRow, ...]
+    """Its contexts; the last is the one in which the policy wrote last."""
     finish_reason: str
     reward: float | None = None
     """What the agent gave at the end; None: the reward function is asked."""
@@ -92,7 +95,7 @@ class Episode:
 
 
 def rows_of_calls(calls: Sequence[Call], first_prompt: Sequence[int]) -> tuple[EpisodeRow, ...]:
-    """The calls that were answered, as rows, in the order in which these began. Without any: one row of the prompt alone."""
+    """The calls that were answered, as rows, in the order of their last calls. Without any: one row of the prompt alone."""
     chains: list[tuple[list[int], list[Call]]] = []
     for call in calls:
         if call.sample is None or not len(call.sample.token_ids):
@@ -101,15 +104,17 @@ def rows_of_calls(calls: Sequence[Call], first_prompt: Sequence[int]) -> tuple[E
         whole = [*call.prompt_ids, *call.sample.token_ids.tolist()]
         if after:
             longest = max(after, key=lambda chain: len(chain[0]))
-            longest[0][:] = whole
-            longest[1].append(call)
+            chains.remove(longest)
+            chains.append((whole, [*longest[1], call]))
         else:
             chains.append((whole, [call]))
-    if not chains:
-        none = np.zeros(0, np.float32)
-        ids, mask = np.zeros(0, np.int32), np.zeros(0, np.int8)
-        return (EpisodeRow(np.array(first_prompt, np.int32), ids, mask, none, none, none, ()),)
-    return tuple(_row(whole, chain) for whole, chain in chains)
+    return tuple(_row(whole, chain) for whole, chain in chains) or (unanswered(first_prompt),)
+
+
+def unanswered(prompt: Sequence[int]) -> EpisodeRow:
+    """A row of a prompt alone."""
+    none = np.zeros(0, np.float32)
+    return EpisodeRow(np.array(prompt, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8), none, none, none, ())
 
 
 def _row(whole: list[int], chain: list[Call]) -> EpisodeRow:

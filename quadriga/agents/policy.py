@@ -58,8 +58,7 @@ class Policy(Protocol):
         """Continue a conversation (messages), a text, or token ids.
 
         Messages that begin with those of the turn before, the policy's own answer among them, go on with the very tokens of that
-        turn: only what is new is rendered. Any other context is the episode's error:
-        training takes one context an episode.
+        turn: only what is new is rendered. Any other prompt begins a further context of the same episode.
 
         Args:
             tools: schemas for the chat template, as `{"type": "function", "function": {...}}`.

@@ -35,10 +35,6 @@ CHECK_S = 0.1
 MAX_DEATHS = 2
 """An episode that was under way when so many processes ended is run alone."""
 MAX_FALSE_STARTS = 3
-TOO_MANY_CONTEXTS = (
-    "the agent has begun {count} contexts in one episode, by generating from a prompt that does not begin with what the policy read "
-    "and wrote before; training takes one: let the agent append to its messages only"
-)
 CLOSING_S = 10.0
 
 
@@ -506,12 +502,10 @@ class EpisodePool:
         reward = said.get("reward")
         calls = [episode.calls[number] for number in sorted(episode.calls)]
         rows = rows_of_calls(calls, episode.start.request.prompt_ids)
-        if len(rows) > 1 and said["finish"] not in FAILED:
-            said = {**said, "finish": ERROR, "reward": None, "error": TOO_MANY_CONTEXTS.format(count=len(rows))}
         done = (
             episode.start.place,
             Episode(
-                rows=rows[:1],
+                rows=rows,
                 finish_reason=str(said["finish"]),
                 reward=None if reward is None else float(reward),
                 turn_rewards=bool(said.get("rewards")),

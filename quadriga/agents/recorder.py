@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quadriga.agents.conversation import ChatTemplate, Conversation
-from quadriga.agents.episode import TOKENS, TURNS
+from quadriga.agents.episode import CONTEXTS, TOKENS, TURNS
 from quadriga.agents.policy import Generation, Message
 from quadriga.agents.task import EpisodeOver
 from quadriga.data.chat import ChatEncoder
@@ -32,6 +32,7 @@ class Limits:
     max_assistant_turns: int | None = None
     max_user_turns: int | None = None
     """Most times that the policy reads something new."""
+    max_contexts: int | None = None
 
     def check(self, ids: Sequence[int], max_new_tokens: int) -> None:
         """DataError for a context that no engine of the run can go on with."""
@@ -274,6 +275,8 @@ class RecordingPolicy:
         return self._new(_Context(ids, len(ids)))
 
     def _new(self, context: _Context) -> _Context:
+        if self._limits.max_contexts is not None and len(self._contexts) >= self._limits.max_contexts:
+            raise EpisodeOver(CONTEXTS)
         self._contexts.append(context)
         return context
 

@@ -51,8 +51,15 @@ def prime_rl(*, scores: Tensor, lengths: Tensor, groups: PromptGroups, weight: f
 
 
 @torch.no_grad()
-def pf_ppo_rows(scores: Tensor, *, reweight_method: str = "pow", weight_pow: float = 2.0, seed: int = 0) -> Tensor:
-    """PF-PPO (Shen et al. 2024, Policy Filtration, arXiv 2409.06957): as many rows as there are, drawn with replacement.
+def pf_ppo_rows(
+    scores: Tensor,
+    *,
+    reweight_method: str = "pow",
+    weight_pow: float = 2.0,
+    seed: int = 0,
+    count: int | None = None,
+) -> Tensor:
+    """PF-PPO (Shen et al. 2024, Policy Filtration, arXiv 2409.06957): `count` rows, else as many as there are, drawn with replacement.
 
     A row's chance is proportional to w + 1e-8. `pow`: w = |score|^`weight_pow`; `max_min`: 1 for rows at the batch's highest or
     lowest score, else 0; `max_random`: 0.4 for the highest, 0.1 for the others. Returns row numbers `[B]`, the same for
@@ -71,4 +78,4 @@ def pf_ppo_rows(scores: Tensor, *, reweight_method: str = "pow", weight_pow: flo
             f"algorithm.pf_ppo.reweight_method={reweight_method!r} is unknown.", "use pow, max_min or max_random"
         )
     random = torch.Generator().manual_seed(seed)
-    return torch.multinomial(weights + RESAMPLING_EPS, len(scores), replacement=True, generator=random)
+    return torch.multinomial(weights + RESAMPLING_EPS, count or len(scores), replacement=True, generator=random)

@@ -82,6 +82,12 @@ class AgentConfig:
     agent_loop_config_path: str | None = key(
         None, "YAML file of agents, a list of {name, _target_, arguments}, as in verl; null: none"
     )
+    max_contexts: int = key(
+        64,
+        "most contexts of an episode: conversations that do not go on with what was read and written before, each a row",
+        unit="contexts",
+        at_least=1,
+    )
     max_concurrent: int = key(256, "most episodes at the same time in one process", unit="episodes", at_least=1)
     episode_timeout_s: float = key(
         300.0,

@@ -30,29 +30,32 @@ class RewardModelWorker(RunWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """`rm_scores` `[B, R]`: the score on each response's last token, 0 elsewhere. Rows whose tokens the model does
+        """`rm_scores` `[B, R]`: the score on the last token that the policy wrote, 0 elsewhere. Rows whose tokens the model does
         not know are written anew from `raw_prompt` and the response's text."""
         limits = micro_batch_limits(self.config.reward_model, "micro_batch_size_per_gpu", "max_token_len_per_gpu")
         rows = rewritten(data, self.policy_tokenizer, self.tokenizer) if self.rewrites else data
         scores = self.engine.scores(rows, **limits)
         mask = data.batch["response_mask"]
-        lengths = mask.sum(1)
+        last = torch.where(mask.bool(), torch.arange(mask.shape[1]), -1).amax(1)  # before it, the policy may have read
         rm_scores = torch.zeros(mask.shape, dtype=torch.float32)
-        some = (lengths > 0).nonzero(as_tuple=True)[0]
-        rm_scores[some, lengths[some] - 1] = scores[some]
+        some = (last >= 0).nonzero(as_tuple=True)[0]
+        rm_scores[some, last[some]] = scores[some]
         return DataProto.from_dict(tensors={"rm_scores": rm_scores})
 
 
 def rewritten(data: DataProto, policy_tokenizer: Any, tokenizer: Any) -> DataProto:
     """The prompts of `data` (column `raw_prompt`) with their responses as `tokenizer` writes them, padded left.
 
-    Messages go through `tokenizer`'s own chat template, the response being the assistant's; plain prompts are continued.
+    Messages go through `tokenizer`'s own chat template, the response being the assistant's; plain prompts are continued. An episode
+    of messages (column `messages`) goes through it as it is, and a plain one with all that was read in it.
     """
-    mask = data.batch["response_mask"].bool()
-    width = mask.shape[1]
-    ids = [row[kept].tolist() for row, kept in zip(data.batch["input_ids"][:, -width:], mask)]
+    width = data.batch["response_mask"].shape[1]
+    there = data.batch["attention_mask"][:, -width:].bool()
+    ids = [row[kept].tolist() for row, kept in zip(data.batch["input_ids"][:, -width:], there)]
     responses = policy_tokenizer.batch_decode(ids, skip_special_tokens=True)
-    rows = [_tokens(tokenizer, p, r) for p, r in zip(data.non_tensor_batch["raw_prompt"], responses)]
+    prompts = data.non_tensor_batch["raw_prompt"]
+    episodes = data.non_tensor_batch.get("messages", [None] * len(prompts))
+    rows = [_tokens(tokenizer, *row) for row in zip(prompts, responses, episodes)]
     longest = max(map(len, rows))
     input_ids = torch.zeros(len(rows), longest, dtype=torch.long)
     attention_mask = torch.zeros_like(input_ids)
@@ -65,7 +68,9 @@ def rewritten(data: DataProto, policy_tokenizer: Any, tokenizer: Any) -> DataPro
     )
 
 
-def _tokens(tokenizer: Any, prompt: Any, response: str) -> list[int]:
+def _tokens(tokenizer: Any, prompt: Any, response: str, episode: list[Any] | None) -> list[int]:
+    if episode and tokenizer.chat_template is not None:
+        return tokenizer.encode(tokenizer.apply_chat_template(episode, tokenize=False), add_special_tokens=False)
     if isinstance(prompt, str) or tokenizer.chat_template is None:
         text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
         return tokenizer.encode(text + response)

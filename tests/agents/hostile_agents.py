@@ -44,6 +44,9 @@ async def run(task, policy):
         await asyncio.sleep(0)
     if kind == "begins anew":
         await policy.generate("say", max_new_tokens=1)
+    if kind == "begins anew for ever":
+        for word in "abcdefghijklmnop":
+            await policy.generate(word, max_new_tokens=1)
     if kind == "never ends":
         text = task.row["extra_info"]["text"] + first.text
         while True:

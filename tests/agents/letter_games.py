@@ -30,3 +30,16 @@ class SlowVowels(Vowels):
 
         await asyncio.sleep(self.pause)
         return super().step(text)
+
+
+async def rewrites(task, policy):
+    """Two turns; then, in two samples of three, the conversation begins anew with what was said in it, up to twice."""
+    messages, reward = task.messages, 0.0
+    for _ in range(2):
+        answer = await policy.generate(messages)
+        messages += [answer.message, {"role": "user", "content": f"{len(answer.text)}?"}]
+    policy.reward(0.25)
+    for _ in range(sum(map(ord, task.uid)) % 3 if not task.validates else 0):
+        answer = await policy.generate([{"role": "user", "content": answer.text[:8] or "say"}])
+        reward += sum(letter in "aeiou" for letter in answer.text) / 5
+    return reward

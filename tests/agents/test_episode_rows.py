@@ -14,6 +14,7 @@ from quadriga.config.schema import Config
 from quadriga.protocol import DataProto
 from quadriga.protocol.columns import object_array
 from quadriga.rollout.service import Sample
+from quadriga.trainer.ppo.contexts import further_contexts, one_row_each, with_all_contexts, without_filling
 from quadriga.trainer.ppo.groups import Group, as_table, batch_of, episode_figures, from_table
 from quadriga.trainer.ppo.row_functions import advantages, total_scores
 
@@ -39,7 +40,7 @@ def test_calls_that_go_on_are_one_row_with_what_was_read_in_between():
     assert row.full_log_probs.tolist() == pytest.approx([-0.06, -0.08, 0, 0, -0.12, 0, -0.14, -0.14])
 
 
-def test_another_context_begins_a_row_and_each_call_goes_on_with_the_longest():
+def test_another_context_is_a_further_row_and_each_call_goes_on_with_the_longest():
     calls = [
         Call([1], sample([2])),
         Call([1], sample([3])),  # the same question again: another branch
@@ -50,8 +51,8 @@ def test_another_context_begins_a_row_and_each_call_goes_on_with_the_longest():
     ]
     rows = rows_of_calls(calls, [0])
     assert [(row.prompt_ids.tolist(), row.token_ids.tolist()) for row in rows] == [
-        ([1], [2, 4, 6]),
         ([1], [3, 4, 5]),
+        ([1], [2, 4, 6]),
         ([8], [9]),
     ]
 
@@ -62,8 +63,12 @@ def test_an_episode_without_an_answer_is_a_row_of_its_prompt_alone():
     assert len(row.token_ids) == len(row.mask) == len(row.rewards) == 0
 
 
-def make_groups(seed: int, prompts: int = 3, n: int = 4) -> list[Group]:
-    """Groups of random episodes, with rewards by turn and at the end; one of them has no tokens."""
+PARTS, DIVISOR = 3, 4
+"""Mini-batches of one prompt each, on four ranks."""
+
+
+def make_groups(seed: int, prompts: int = 3, n: int = 4, contexts: int = 1) -> list[Group]:
+    """Groups of random episodes, with rewards by turn and at the end; one of them has no tokens, the others up to `contexts` rows."""
     chance = random.Random(seed)
     uids = [f"0:{i}" for i in range(prompts)]
     table = DataProto.from_dict(
@@ -74,11 +79,14 @@ def make_groups(seed: int, prompts: int = 3, n: int = 4) -> list[Group]:
     for row in range(prompts):
         group = Group(table, row, n, 1, 0)
         for k in range(n):
-            context, calls = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 4))], []
-            for _ in range(0 if row == k == 1 else chance.randrange(1, 5)):
-                written = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 5))]
-                calls.append(Call(list(context), sample(written, chance.randrange(3)), chance.choice([0.0, 0.5, -1.0])))
-                context = [*context, *written, *[chance.randrange(1, 9) for _ in range(chance.randrange(0, 4))]]
+            calls = []
+            for which in range(chance.randrange(1, contexts + 1)):
+                context = [10 + which, *(chance.randrange(1, 9) for _ in range(chance.randrange(0, 3)))]
+                for _ in range(0 if row == k == 1 else chance.randrange(1, 5)):
+                    written = [chance.randrange(1, 9) for _ in range(chance.randrange(1, 5))]
+                    said = chance.choice([0.0, 0.5, -1.0])
+                    calls.append(Call(list(context), sample(written, chance.randrange(3)), said))
+                    context = [*context, *written, *[chance.randrange(1, 9) for _ in range(chance.randrange(0, 4))]]
             episode = Episode(
                 rows_of_calls(calls, [1, 2]), "done", chance.choice([0.0, 1.0]), turn_rewards=True, turns=len(calls)
             )
@@ -94,32 +102,81 @@ def scored(groups: list[Group]) -> DataProto:
     batch.put_columns(DataProto.from_dict({"row_scores": ends}))
     columns, _ = total_scores(batch)
     batch.put_columns(DataProto.from_dict(columns))
-    return batch
+    further = further_contexts(groups)
+    return with_all_contexts(batch, further, 0, lambda rows: rows, PARTS, DIVISOR) if any(further) else batch
 
 
-def own_tokens(groups: list[Group]) -> list[list[tuple[int, float]]]:
-    """Of every episode, one by one: position and reward of each token that the policy wrote."""
+def episodes_of(groups: list[Group]) -> list[Episode]:
+    return [episode for group in groups for episode in group.written]
+
+
+def rows_in(batch: DataProto, groups: list[Group]) -> dict[tuple[int, int], int]:
+    """Where the contexts of episodes stand in a batch, by episode and context."""
+    if "context" not in batch.non_tensor_batch:
+        return {(k, 0): k for k in range(len(batch))}
+    names = list(zip(batch.batch["episode"].tolist(), batch.non_tensor_batch["context"]))
+    return {name: b for b, name in enumerate(names) if name[0] >= 0}
+
+
+def own_tokens(groups: list[Group]) -> list[list[tuple[int, int, float]]]:
+    """Of every episode, one by one: context, position and reward of each token that the policy wrote, the last context last."""
     told = []
-    for group in groups:
-        for episode in group.written:
-            (row,) = episode.rows
-            own = [(t, float(row.rewards[t])) for t in range(len(row.token_ids)) if row.mask[t]]
-            if own:
-                own[-1] = (own[-1][0], own[-1][1] + episode.reward)
-            told.append(own)
+    for episode in episodes_of(groups):
+        own = [
+            (c, t, float(row.rewards[t]))
+            for c, row in enumerate(episode.rows)
+            for t in range(len(row.token_ids))
+            if row.mask[t]
+        ]
+        if own:
+            own[-1] = (*own[-1][:2], own[-1][2] + episode.reward)
+        told.append(own)
     return told
 
 
+def as_columns(groups: list[Group], batch: DataProto, values: list[list[float]]) -> torch.Tensor:
+    """A number for every token that the policy wrote, as a column of the batch."""
+    column, at = torch.zeros(batch.batch["responses"].shape), rows_in(batch, groups)
+    for k, (own, mine) in enumerate(zip(own_tokens(groups), values)):
+        for (c, t, _), value in zip(own, mine, strict=True):
+            column[at[k, c], t] = value
+    return column
+
+
+@pytest.mark.parametrize("contexts", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_scores_stand_on_the_last_tokens_of_their_turns(seed):
-    groups = make_groups(seed)
+def test_scores_stand_on_the_last_tokens_of_their_turns_and_the_end_on_the_last_of_all(seed, contexts):
+    groups = make_groups(seed, contexts=contexts)
     batch = scored(groups)
-    for b, own in enumerate(own_tokens(groups)):
-        row = torch.zeros(batch.batch["responses"].shape[1])
-        for t, reward in own:
-            row[t] = reward
-        assert torch.allclose(batch.batch["token_level_scores"][b], row)
-        assert float(batch.batch["score"][b]) == pytest.approx(sum(reward for _, reward in own))
+    own = own_tokens(groups)
+    expected = as_columns(groups, batch, [[reward for _, _, reward in tokens] for tokens in own])
+    assert torch.allclose(batch.batch["token_level_scores"], expected)
+    for (k, _), b in rows_in(batch, groups).items():
+        assert float(batch.batch["score"][b]) == pytest.approx(sum(reward for _, _, reward in own[k]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_context_of_an_episode_is_a_row_in_the_mini_batch_of_its_prompt(seed):
+    groups = make_groups(seed, contexts=4)
+    batch, episodes = scored(groups), episodes_of(groups)
+    assert len(batch) % (PARTS * DIVISOR) == 0
+    at = rows_in(batch, groups)
+    assert sorted(at) == [(k, c) for k, episode in enumerate(episodes) for c in range(len(episode.rows))]
+    for (k, c), b in at.items():
+        row, size = episodes[k].rows[c], len(episodes[k].rows[c].token_ids)
+        written = batch.batch["attention_mask"][b].bool()
+        assert batch.batch["input_ids"][b][written].tolist() == [*row.prompt_ids, *row.token_ids]
+        assert batch.batch["response_mask"][b, :size].tolist() == row.mask.tolist()
+        assert batch.batch["rollout_log_probs"][b, :size].tolist() == row.full_log_probs.tolist()
+        assert batch.non_tensor_batch["uid"][b] == f"0:{k // 4}"
+        assert b // (len(batch) // PARTS) == k // 4
+    filling = sorted(set(range(len(batch))) - set(at.values()))
+    assert len(filling) < len(batch) - len(episodes)
+    assert not batch.batch["response_mask"][filling].any()
+    assert without_filling(batch).batch["input_ids"].shape[0] == len(at)
+    last = one_row_each(batch)
+    assert last.batch["episode"].tolist() == list(range(len(episodes)))
+    assert last.non_tensor_batch["context"].tolist() == [len(episode.rows) - 1 for episode in episodes]
 
 
 def plain_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> tuple[list[float], list[float]]:
@@ -137,8 +194,9 @@ def plain_gae(rewards: list[float], values: list[float], gamma: float, lam: floa
 @pytest.mark.parametrize(
     "estimator", ["gae", "reinforce_plus_plus", "grpo", "rloo", "opo", "reinforce_plus_plus_baseline"]
 )
-def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_in_reward):
-    groups = make_groups(seed)
+@pytest.mark.parametrize("contexts", [1, 3])
+def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_in_reward, contexts):
+    groups = make_groups(seed, contexts=contexts)
     batch = scored(groups)
     shape = batch.batch["responses"].shape
     noise = torch.Generator().manual_seed(seed)
@@ -156,14 +214,16 @@ def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_i
         algorithm.gamma = algorithm.lam = 1.0
     columns, figures = advantages(batch, algorithm, 0.3, 64, 64, config.distillation)
 
-    told = own_tokens(groups)
+    told, at = own_tokens(groups), rows_in(batch, groups)
     kl = extra["old_log_probs"] - extra["ref_log_prob"]
-    rewards = [[r - (0.3 * float(kl[b, t]) if kl_in_reward else 0) for t, r in own] for b, own in enumerate(told)]
+    rewards = [
+        [r - (0.3 * float(kl[at[k, c], t]) if kl_in_reward else 0) for c, t, r in own] for k, own in enumerate(told)
+    ]
     expected: list[list[float]] = []
     returns: list[list[float]] = []
     for b, own in enumerate(told):
         if estimator == "gae":
-            mine, back = plain_gae(rewards[b], [float(extra["values"][b, t]) for t, _ in own], 0.9, 0.8)
+            mine, back = plain_gae(rewards[b], [float(extra["values"][at[b, c], t]) for c, t, _ in own], 0.9, 0.8)
         elif estimator == "reinforce_plus_plus":
             mine = [sum(0.9**k * r for k, r in enumerate(rewards[b][t:])) for t in range(len(own))]
             back = list(mine)
@@ -190,20 +250,18 @@ def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_i
         mean = sum(flat) / len(flat)
         variance = sum((value - mean) ** 2 for value in flat) / (len(flat) - 1)
         expected = [[(value - mean) / math.sqrt(variance + 1e-8) for value in row] for row in expected]
-    for b, own in enumerate(told):
-        row = torch.zeros(shape[1])
-        for (t, _), value in zip(own, expected[b]):
-            row[t] = value
-        assert torch.allclose(columns["advantages"][b], row, atol=2e-5), (b, columns["advantages"][b], row)
-        if estimator == "gae":
-            at = [t for t, _ in own]
-            assert torch.allclose(columns["returns"][b][at], torch.tensor(returns[b]), atol=2e-5)
-    written = sum(len(own) for own in told) / len(told)
-    assert figures["response_length/mean"] == pytest.approx(float(batch.batch["response_lengths"].float().mean()))
-    assert figures["response_length/mean"] > written
-    assert figures["prompt_length/mean"] == pytest.approx(
-        sum(len(s.rows[0].prompt_ids) for g in groups for s in g.written) / len(told)
-    )
+    assert torch.allclose(columns["advantages"], as_columns(groups, batch, expected), atol=2e-5)
+    if estimator == "gae":
+        written = as_columns(groups, batch, [[1.0] * len(own) for own in told])
+        assert torch.allclose(columns["returns"] * written, as_columns(groups, batch, returns), atol=2e-5)
+    episodes = episodes_of(groups)
+    lengths = [sum(len(row.token_ids) for row in episode.rows) for episode in episodes]
+    assert figures["response_length/mean"] == pytest.approx(sum(lengths) / len(episodes))
+    assert figures["response_length/mean"] > sum(len(own) for own in told) / len(told)
+    assert figures["prompt_length/mean"] == pytest.approx(sum(len(e.rows[0].prompt_ids) for e in episodes) / len(told))
+    assert figures["critic/rewards/mean"] == pytest.approx(sum(map(sum, rewards)) / len(told), abs=1e-6)
+    tokens = sum(len(row.prompt_ids) + len(row.token_ids) for episode in episodes for row in episode.rows)
+    assert figures["perf/total_num_tokens"] == tokens
 
 
 def test_versions_and_masks_of_rows_are_those_of_their_tokens():
@@ -222,7 +280,7 @@ def test_versions_and_masks_of_rows_are_those_of_their_tokens():
 
 
 def test_groups_of_episodes_survive_a_table(tmp_path):
-    groups = make_groups(1)
+    groups = make_groups(1, contexts=2)
     as_table(1, 0, groups).save_to_disk(tmp_path / "groups")
     _, _, again = from_table(DataProto.load_from_disk(tmp_path / "groups"))
     ours, theirs = (batch_of(g, 0, lambda rows: rows, versions=True) for g in (groups, again))

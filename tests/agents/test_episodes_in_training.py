@@ -203,6 +203,48 @@ def test_everything_downstream_takes_rows_with_holes(train, changes):
     assert told["actor/grad_norm"] > 0
 
 
+MINI_BATCHES = {"actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}}}
+
+
+@pytest.fixture(scope="module")
+def rewritten(train):
+    return train(ahead(1), MINI_BATCHES, {"algorithm": {"use_kl_in_reward": True}}, agent="rewrites", steps=2)
+
+
+def test_a_context_that_an_agent_rewrites_is_trained_on_too(rewritten):
+    by_episode: dict[tuple, list[dict]] = {}
+    for sample in samples(rewritten):
+        by_episode.setdefault((sample["step"], sample["uid"], sample["sample_index"]), []).append(sample)
+    assert len(by_episode) == 2 * 4 * 4
+    for (_, uid, _), rows in by_episode.items():
+        assert [row["context"] for row in rows] == list(range(1 + sum(map(ord, uid)) % 3))
+        assert rows[0]["turns"] == 1 + len(rows)
+        assert len({row["score"] for row in rows}) == 1
+        for row in rows:
+            told = row["tokens"]
+            assert len(told["ids"]) == row["response_tokens"] > 0
+            assert (0 in told["mask"]) == (row["context"] == 0)
+            for mine, theirs, written in zip(told["rollout_log_probs"], told["trainer_log_probs"], told["mask"]):
+                assert not written or abs(mine - theirs) < 2e-4 or row["step"] > 1  # the second step is a version ahead
+    for step in (1, 2):
+        told = next(line for line in metrics(rewritten) if line["step"] == step and "actor/grad_norm" in line)
+        sizes = [len(rows) for name, rows in by_episode.items() if name[0] == step]
+        assert told["episode/contexts/mean"] == pytest.approx(sum(sizes) / len(sizes))
+        assert told["episode/contexts/max"] == max(sizes) > 1
+        scores = [rows[0]["score"] for name, rows in by_episode.items() if name[0] == step]
+        assert told["critic/score/mean"] == pytest.approx(sum(scores) / len(scores))
+        assert told["actor/grad_norm"] > 0
+
+
+def test_everything_downstream_takes_episodes_of_several_contexts(train):
+    algorithm = {"adv_estimator": "gae", "use_pf_ppo": True, "filter_groups": {"enable": True}}
+    critic = {"ppo_mini_batch_size": 1}
+    told = metrics(train({"algorithm": algorithm, "critic": critic}, MINI_BATCHES, agent="rewrites", steps=1))[-1]
+    assert told["episode/contexts/mean"] > 1
+    assert told["actor/grad_norm"] > 0
+    assert told["critic/grad_norm"] > 0
+
+
 def test_a_row_names_its_agent(train, tmp_path):
     rows = [
         {
@@ -245,9 +287,11 @@ def test_an_engine_apart_changes_no_bit(train, ordered):
 
 
 @pytest.mark.slow
-def test_on_ray_two_engines_and_columns_in_the_object_store_change_no_bit(train, ordered):
+@pytest.mark.parametrize("agent", ["SlowVowels", "rewrites"])
+def test_on_ray_two_engines_and_columns_in_the_object_store_change_no_bit(train, ordered, agent):
     import ray
 
+    here = ordered[1] if agent == "SlowVowels" else train(ahead(1), agent=agent)
     roles = {"actor_rollout": "training", "rollout": "generation"}
     pools = {"training": [1], "generation": [2]}
     ray.shutdown()
@@ -259,10 +303,10 @@ def test_on_ray_two_engines_and_columns_in_the_object_store_change_no_bit(train,
                 "transfer_queue": {"enable": True},
             },
             ahead(1),
-            agent="SlowVowels",
+            agent=agent,
         )
     finally:
         ray.shutdown()
-    assert samples(other) == samples(ordered[1])
-    ours, theirs = weights(other), weights(ordered[1])
+    assert samples(other) == samples(here)
+    ours, theirs = weights(other), weights(here)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

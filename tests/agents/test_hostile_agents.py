@@ -31,7 +31,8 @@ ENDS = {
     "never ends": "turns",
     "starts a process": "done",
     "bad ids": "error",
-    "begins anew": "error",
+    "begins anew": "done",
+    "begins anew for ever": "contexts",
     "bad reward": "error",
 }
 KINDS = list(ENDS) + ["good"] * 2
@@ -72,6 +73,7 @@ def train(folder: Path, kinds: list[str]) -> tuple[dict, dict[tuple, dict]]:
                     "num_workers": 2,
                     "episode_timeout_s": 4.0,
                     "stall_s": 3.0,
+                    "max_contexts": 3,
                 },
                 "multi_turn": {"max_assistant_turns": 6},
             },

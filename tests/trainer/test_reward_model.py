@@ -10,7 +10,13 @@ import torch
 from tiny_policy import LETTERS, write_model, write_task
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from quadriga.config.load import load_config
+from quadriga.engine import TrainingEngine
+from quadriga.models.load import load_reward_model
+from quadriga.protocol import DataProto
+from quadriga.protocol.columns import object_array
 from quadriga.trainer.main_ppo import run_ppo
+from quadriga.workers.reward_model import RewardModelWorker, rewritten
 
 LIKED = "aeiou"
 
@@ -65,6 +71,38 @@ def test_a_reward_model_alone_teaches(task, tmp_path):
             assert (row["score"] > 0) == (row["response"][-1] in LIKED)
     scores = [m["critic/score/mean"] for m in metrics if "critic/score/mean" in m]
     assert scores[-1] > scores[0] + 0.3
+
+
+def test_the_score_of_an_episode_lies_on_the_last_token_that_the_policy_wrote(task, tmp_path):
+    """Not so many tokens after the prompt as it wrote: between them it may have read some."""
+    write_reward_model(tmp_path / "rm", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    worker = object.__new__(RewardModelWorker)
+    worker.config = load_config(task)
+    scorer = load_reward_model(worker.config.reward_model.model, tokenizer, False)
+    worker.engine, worker.rewrites = TrainingEngine(scorer, device="cpu"), False
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(list(text)) for text in ("bcdbae", "abcdbb", "bcdeee")])
+    written = torch.tensor([[1, 0, 0, 1, 1], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
+    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "response_mask": written}
+    scores = worker.compute_rm_score(DataProto.from_dict(rows)).batch["rm_scores"]
+    assert (scores != 0).tolist() == [[False] * 4 + [True], [False] * 4 + [True], [False] * 5]
+    assert scores[0, 4] > 0 > scores[1, 4]
+
+
+def test_an_episode_is_read_by_another_tokenizer_as_the_conversation_it_was(tmp_path):
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(write_model(tmp_path / name, letters=letters))
+        for name, letters in (("a", LETTERS), ("b", LETTERS[::-1]))
+    )
+    theirs.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+    ids = torch.tensor([ours.convert_tokens_to_ids(list("abcdef"))] * 2)
+    mask = torch.tensor([[1, 0, 0, 1, 1]] * 2)
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "tool", "content": "cd"}]
+    columns = {"raw_prompt": object_array(["a", "a"]), "messages": object_array([said, []])}
+    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "response_mask": mask}
+    made = rewritten(DataProto.from_dict(rows, columns), ours, theirs).batch
+    texts = [theirs.decode(row[kept.bool()]) for row, kept in zip(made["input_ids"], made["attention_mask"])]
+    assert [text.replace(" ", "") for text in texts] == ["uaabtcd", "abcdef"]
 
 
 def test_model_and_function_add_up(task, tmp_path):

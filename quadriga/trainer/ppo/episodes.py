@@ -130,6 +130,7 @@ def job_of(config: Config, tokenizer: Any, default: str, agents: dict[str, Agent
         turns.max_tokens_per_turn,
         turns.max_assistant_turns,
         turns.max_user_turns,
+        rollout.agent.max_contexts,
     )
     return AgentJob(
         default=default,

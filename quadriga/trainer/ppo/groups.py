@@ -154,16 +154,19 @@ def batch_of(
 
 
 def widths_of(groups: Sequence[Group], greedy: bool) -> tuple[int, int]:
-    """The longest prompt and the longest response, at least 1, of rows that `rows_of` makes."""
+    """The longest prompt and the longest response, at least 1, of all rows that groups may come to."""
     chosen = [group.written[-1:] if greedy else group.written[: group.n] for group in groups]
+    rows = [
+        row for own in chosen for sample in own for row in (sample.rows if isinstance(sample, Episode) else (sample,))
+    ]
     prompts = [len(p) for group, own in zip(groups, chosen) for p in prompts_of(group, own)]
-    return max(prompts), max(1, *(len(sample.token_ids) for own in chosen for sample in own))
+    return max(prompts), max(1, *(len(row.token_ids) for row in rows))
 
 
 def prompts_of(group: Group, samples: Sequence[Sample | Episode]) -> Iterable[np.ndarray]:
     """The prompts that were answered: the group's, or those that agents made of it."""
-    own = [sample.rows[-1].prompt_ids for sample in samples if isinstance(sample, Episode)]
-    return own if len(own) == len(samples) else [*own, group.prompt_ids]
+    own = [row.prompt_ids for sample in samples if isinstance(sample, Episode) for row in sample.rows]
+    return own if all(isinstance(sample, Episode) for sample in samples) else [*own, group.prompt_ids]
 
 
 def rows_of(
@@ -181,40 +184,67 @@ def rows_of(
     Args:
         widths: P and R.
 
-    Tensors: prompts `[B, P]` (padded left), responses, response_mask, rollout_log_probs `[B, R]` (padded right), input_ids,
-    attention_mask, position_ids `[B, P+R]`, and the lengths num_tokens and response_lengths `[B]`. With `truncated` sampling
-    also rollout_sampled_log_probs, of the distribution in use; with `versions` also token_versions `[B, R]`, of the weights that
-    wrote each token; with `turn_rewards` that column `[B, R]`, what agents gave to turns. The prompts' other columns, with
-    `sample_index`; and of episodes, what there is to tell of them.
-
-    In rows of episodes response_mask is 0 where the policy read, attention_mask is 1 there; and `cut_off` `[B]` says which
-    ended because there was no room for more tokens.
+    Tensors: those of `token_columns`. The prompts' other columns, with `sample_index`; and of episodes, what there is to tell of
+    them: `cut_off` `[B]` says which ended because there was no room for more tokens. Of an episode with several contexts, this is
+    the last one (`trainer.ppo.contexts` adds the others); `other_rewards` `[B]` is what turns of the others were given.
     """
     n = 1 if greedy else groups[0].n
     samples = [s for group in groups for s in (group.written[-1:] if greedy else group.written[:n])]
     has_episodes = any(isinstance(sample, Episode) for sample in samples)
     if has_episodes:
         own = [
-            sample.rows[0].prompt_ids if isinstance(sample, Episode) else groups[k // n].prompt_ids
+            sample.rows[-1].prompt_ids if isinstance(sample, Episode) else groups[k // n].prompt_ids
             for k, sample in enumerate(samples)
         ]
-        prompts, prompt_mask = _padded_left(own, widths[0], pad_token_id)
-        samples_or_rows: list[EpisodeRow | Sample] = [
-            sample.rows[0] if isinstance(sample, Episode) else sample for sample in samples
-        ]
+        prompts, prompt_mask = padded_left(own, widths[0], pad_token_id)
     else:
-        padded = _padded_left([group.prompt_ids for group in groups], widths[0], pad_token_id)
+        padded = padded_left([group.prompt_ids for group in groups], widths[0], pad_token_id)
         prompts, prompt_mask = (column.repeat_interleave(n, 0) for column in padded)
-        samples_or_rows = [sample for sample in samples if isinstance(sample, Sample)]
-    lengths = torch.tensor([len(row.token_ids) for row in samples_or_rows])
-    read_or_written = (torch.arange(widths[1]) < lengths[:, None]).long()
-    response_mask = read_or_written
+    rows = [sample.rows[-1] if isinstance(sample, Episode) else sample for sample in samples]
+    kinds = {"truncated": truncated, "versions": versions, "turn_rewards": turn_rewards}
+    tensors = token_columns(rows, prompts, prompt_mask, widths[1], pad_token_id, **kinds)
+    columns = {name: np.repeat(column, n) for name, column in prompt_columns(groups).items()}
+    columns["sample_index"] = np.tile(np.arange(n), len(groups))
     if has_episodes:
-        written = [getattr(row, "mask", np.ones(len(row.token_ids), np.int8)) for row in samples_or_rows]
+        cut = [s.finish_reason == (TOKENS if isinstance(s, Episode) else "length") for s in samples]
+        tensors["cut_off"] = torch.tensor(cut)
+        if turn_rewards:
+            others = [s.rows[:-1] if isinstance(s, Episode) else () for s in samples]
+            tensors["other_rewards"] = torch.tensor([sum(float(row.rewards.sum()) for row in own) for own in others])
+        columns |= {name: object_array([_told(s).get(name) for s in samples]) for name in TOLD}
+    return DataProto.from_dict(tensors, columns)
+
+
+def token_columns(
+    rows: Sequence[EpisodeRow | Sample],
+    prompts: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    width: int,
+    pad_token_id: int,
+    *,
+    truncated: bool,
+    versions: bool,
+    turn_rewards: bool,
+) -> dict[str, torch.Tensor]:
+    """The tensors of rows: prompts `[B, P]` (padded left), responses, response_mask, rollout_log_probs `[B, R]` (padded right),
+    input_ids, attention_mask, position_ids `[B, P+R]`, and the lengths num_tokens and response_lengths `[B]`. With `truncated`
+    sampling also rollout_sampled_log_probs, of the distribution in use; with `versions` also token_versions `[B, R]`, of the
+    weights that wrote each token; with `turn_rewards` that column `[B, R]`, what agents gave to turns.
+
+    In rows of episodes response_mask is 0 where the policy read, attention_mask is 1 there.
+
+    Args:
+        width: R.
+    """
+    lengths = torch.tensor([len(row.token_ids) for row in rows])
+    read_or_written = (torch.arange(width) < lengths[:, None]).long()
+    response_mask = read_or_written
+    if any(isinstance(row, EpisodeRow) for row in rows):
+        written = [getattr(row, "mask", np.ones(len(row.token_ids), np.int8)) for row in rows]
         response_mask = _filled(written, read_or_written, 0, torch.long)
-    responses = _filled([row.token_ids for row in samples_or_rows], read_or_written, pad_token_id, torch.long)
+    responses = _filled([row.token_ids for row in rows], read_or_written, pad_token_id, torch.long)
     attention_mask = torch.cat([prompt_mask, read_or_written], dim=1)
-    full = [row.full_log_probs for row in samples_or_rows]
+    full = [row.full_log_probs for row in rows]
     tensors = {
         "prompts": prompts,
         "responses": responses,
@@ -227,21 +257,15 @@ def rows_of(
         "rollout_log_probs": _filled(full, read_or_written, 0.0, torch.float32),
     }
     if truncated:
-        sampled = [row.log_probs for row in samples_or_rows]
+        sampled = [row.log_probs for row in rows]
         tensors["rollout_sampled_log_probs"] = _filled(sampled, read_or_written, 0.0, torch.float32)
     if versions:
-        runs = [np.repeat(*np.array(row.versions).T).tolist() if row.versions else [] for row in samples_or_rows]
+        runs = [np.repeat(*np.array(row.versions).T).tolist() if row.versions else [] for row in rows]
         tensors["token_versions"] = _filled(runs, response_mask, 0, torch.int32)
     if turn_rewards:
-        given = [getattr(row, "rewards", np.zeros(len(row.token_ids), np.float32)) for row in samples_or_rows]
+        given = [getattr(row, "rewards", np.zeros(len(row.token_ids), np.float32)) for row in rows]
         tensors["turn_rewards"] = _filled(given, read_or_written, 0.0, torch.float32)
-    columns = {name: np.repeat(column, n) for name, column in prompt_columns(groups).items()}
-    columns["sample_index"] = np.tile(np.arange(n), len(groups))
-    if has_episodes:
-        cut = [s.finish_reason == (TOKENS if isinstance(s, Episode) else "length") for s in samples]
-        tensors["cut_off"] = torch.tensor(cut)
-        columns |= {name: object_array([_told(s).get(name) for s in samples]) for name in TOLD}
-    return DataProto.from_dict(tensors, columns)
+    return tensors
 
 
 TOLD = ("turns", "tool_calls", "tool_errors", "finish_reason", "episode_error", "messages", "told")
@@ -269,6 +293,8 @@ def episode_figures(groups: Sequence[Group]) -> dict[str, float]:
         "episode/turns/mean": sum(turns) / count,
         "episode/turns/max": float(max(turns)),
         "episode/turns/min": float(min(turns)),
+        "episode/contexts/mean": len(masks) / count,
+        "episode/contexts/max": float(max(len(episode.rows) for episode in episodes)),
         "episode/tool_calls/mean": sum(episode.tool_calls for episode in episodes) / count,
         "episode/tool_errors/mean": sum(episode.tool_errors for episode in episodes) / count,
         "episode/written_tokens/mean": sum(int(mask.sum()) for mask in masks) / count,
@@ -299,7 +325,7 @@ def prompt_columns(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 def as_table(step: int, epoch: int, groups: Sequence[Group]) -> DataProto:
     """Groups as a table of their prompts, with the samples and scores of those that are complete."""
-    prompts, mask = _padded_left([group.prompt_ids for group in groups], 0, 0)
+    prompts, mask = padded_left([group.prompt_ids for group in groups], 0, 0)
     states = [group.state() if group.complete else group.request_state() for group in groups]
     about = {"step": step, "epoch": epoch, "groups": states}
     return DataProto.from_dict({"input_ids": prompts, "attention_mask": mask}, prompt_columns(groups), about)
@@ -328,7 +354,7 @@ def _random_key(uid: str, epoch: int, index: int) -> tuple[int, int]:
     return epoch & 0xFFFFFFFF, index + (repeat << REPEAT_SHIFT)
 
 
-def _padded_left(rows: Sequence[np.ndarray], width: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+def padded_left(rows: Sequence[np.ndarray], width: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask `[B, P]`, P being `width` or the longest."""
     lengths = torch.tensor([len(ids) for ids in rows])
     width = max(width, int(lengths.max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quadriga.agents.episode import EpisodeRow
 from quadriga.algorithms import make_kl_controller
 from quadriga.algorithms.entropy import EntropyController
 from quadriga.algorithms.shaping import pf_ppo_rows
@@ -28,6 +30,7 @@ from quadriga.protocol import DataProto
 from quadriga.protocol.columns import object_array
 from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.router import Router
+from quadriga.trainer.ppo.contexts import further_contexts, one_row_each, with_all_contexts, without_filling
 from quadriga.trainer.ppo.crew import Crew, Role
 from quadriga.trainer.ppo.episodes import Episodes
 from quadriga.trainer.ppo.groups import Group, KeptGroups, batch_of, episode_figures
@@ -36,6 +39,7 @@ from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.trainer.ppo.row_functions import (
     ADVANTAGE_COLUMNS,
     CORRECTION_COLUMNS,
+    GENERATED_COLUMNS,
     SCORE_COLUMNS,
     Computed,
     advantage_labels,
@@ -189,7 +193,7 @@ class RayPPOTrainer:
                     self.add_teacher(batch)
                     self.add_advantages(batch)
                     self.update(batch)
-                self.loader.sampler.update(batch)
+                self.loader.sampler.update(one_row_each(batch))
                 self.steering.obey(self)
                 self.hand_over_weights()
             if self.steering.takes("validate") or self.is_due(self.config.trainer.test_freq):
@@ -254,7 +258,8 @@ class RayPPOTrainer:
             self.metrics["training/epoch"] = float(epoch)
             if self.config.algorithm.adv_estimator == "remax":
                 self.add_baselines(batch, groups)
-            return batch
+            further = further_contexts(groups)
+            return self.with_all_contexts(batch, further) if any(further) else batch
         raise DataError(
             f"step {self.step}: {wanted.max_num_gen_batches} generation batches gave only {len(kept)} of {size} groups "
             f"that differ in {wanted.metric}",
@@ -299,7 +304,8 @@ class RayPPOTrainer:
         if known is not None:
             batch.union(self.where_columns_live(known))
             return
-        rows = batch.select(["input_ids", "attention_mask", "response_mask"], ["raw_prompt"])
+        texts = [name for name in ("raw_prompt", "messages") if name in batch.non_tensor_batch]
+        rows = batch.select(["input_ids", "attention_mask", "response_mask"], texts)
         batch.union(reward_model.compute_rm_score(rows))
         if self.config.algorithm.filter_groups.enable and not greedy:
             remember_rm_scores(groups, batch)
@@ -309,6 +315,15 @@ class RayPPOTrainer:
         greedy = self.scored_rows(groups, self.sampling, self.reward_fn, self.crew.reward_model, greedy=True)
         baselines = greedy.batch["score"].repeat_interleave(self.config.actor_rollout_ref.rollout.n)
         batch.put_columns(DataProto.from_dict({"reward_baselines": baselines}))
+
+    def with_all_contexts(self, batch: DataProto, further: Sequence[Sequence[EpisodeRow]]) -> DataProto:
+        """The batch with all contexts of its episodes: whatever their number, mini-batches have the same prompts and ranks as many
+        rows."""
+        groups = [self.crew.actor, self.crew.critic, self.crew.reference, self.crew.teacher]
+        divisor = math.lcm(*(group.world_size for group in groups if group is not None))
+        critic = self.config.data.train_batch_size // self.config.critic.ppo_mini_batch_size if self.crew.critic else 1
+        parts = math.lcm(self.mini_batches, critic)
+        return with_all_contexts(batch, further, pad_token_id(self.tokenizer), self.where_columns_live, parts, divisor)
 
     # ---- 3 to 6: what the update needs ----
 
@@ -397,9 +412,10 @@ class RayPPOTrainer:
         """Critic and, after its warm-up, actor; at the same time where they live in different pools."""
         algorithm, loss = self.config.algorithm, self.config.actor_rollout_ref.actor.policy_loss
         if algorithm.use_pf_ppo:
-            drawn = pf_ppo_rows(batch.batch["score"], **vars(algorithm.pf_ppo), seed=self.config.data.seed + self.step)
+            seed, rows, size = self.config.data.seed + self.step, without_filling(batch), len(batch)
+            drawn = pf_ppo_rows(rows.batch["score"], **vars(algorithm.pf_ppo), seed=seed, count=size)
             self.metrics["training/pf_ppo_distinct"] = len(drawn.unique()) / len(drawn)
-            batch = batch[drawn.numpy()]
+            batch = rows[drawn.numpy()]
         columns = _UPDATE_COLUMNS & set(batch.batch_keys())
         compares = loss.loss_mode == "decoupled" or loss.opsm_delta is not None
         if (self.config.async_training.staleness or self.config.episodes.read_from) and not compares:
@@ -449,8 +465,7 @@ class RayPPOTrainer:
 
     def describe(self, batch: DataProto) -> None:
         """Figures of a batch that nothing is trained on."""
-        columns = ("attention_mask", "response_mask", "token_level_scores", "cut_off")
-        self.metrics |= self.compute(batch, generated_figures, columns, **self.length_limits)
+        self.metrics |= self.compute(batch, generated_figures, GENERATED_COLUMNS, **self.length_limits)
 
     def validate(self) -> dict[str, float]:
         """Figures of the policy as it is, on the validation set."""

@@ -21,6 +21,7 @@ from quadriga.config.distillation import divergence_of
 from quadriga.config.schema_algorithm import AlgorithmConfig, DistillationConfig, RolloutCorrectionConfig
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
+from quadriga.trainer.ppo.contexts import CONTEXT_COLUMNS, by_episode
 from quadriga.trainer.ppo.step_metrics import batch_metrics, warning_signs
 
 
@@ -72,11 +73,19 @@ def computed(function: Callable[..., Computed], arguments: dict[str, Any], rows:
     return DataProto.from_dict(columns, meta_info={"figures": figures})
 
 
-SCORE_COLUMNS = ("response_mask", "response_lengths", "row_scores", "reward_tensor", "rm_scores", "turn_rewards")
+SCORE_COLUMNS = (
+    "response_mask",
+    "response_lengths",
+    "row_scores",
+    "reward_tensor",
+    "rm_scores",
+    "turn_rewards",
+    "other_rewards",
+)
 
 
 def total_scores(rows: DataProto) -> Computed:
-    """`token_level_scores` `[B, R]`, the reward function's plus the reward model's, and their sum over a row, `score` `[B]`.
+    """`token_level_scores` `[B, R]`, the reward function's plus the reward model's, and their sum over an episode, `score` `[B]`.
 
     A reward function has told a number a row (`row_scores`), which belongs to the last token, or a tensor (`reward_tensor`).
     Agents may have rewarded turns (`turn_rewards`).
@@ -91,7 +100,10 @@ def total_scores(rows: DataProto) -> Computed:
     for said in (tensors.get("rm_scores"), tensors.get("turn_rewards")):
         if said is not None:
             scores = said + (torch.zeros_like(said) if scores is None else scores)
-    return {"token_level_scores": scores, "score": scores.sum(1)}, {}
+    score = scores.sum(1)
+    if "other_rewards" in tensors.keys():  # noqa: SIM118
+        score = score + tensors["other_rewards"]
+    return {"token_level_scores": scores, "score": score}, {}
 
 
 CORRECTION_COLUMNS = (
@@ -141,6 +153,10 @@ def corrected(rows: DataProto, correction: RolloutCorrectionConfig, version: int
     return columns, figures
 
 
+GENERATED_COLUMNS = ("attention_mask", "response_mask", "token_level_scores", "cut_off", *CONTEXT_COLUMNS)
+
+
+@by_episode
 def generated_figures(rows: DataProto, max_response_length: int, max_prompt_length: int) -> Computed:
     """Scores and lengths of rows, and no columns."""
     scores = rows.batch["token_level_scores"]
@@ -170,6 +186,7 @@ ADVANTAGE_COLUMNS = (
     "teacher_log_probs",
     "sum_pi_squared",
     "rollout_is_weights",
+    *CONTEXT_COLUMNS,
 )
 TRAJECTORY_COLUMNS = {"trajectory_uid": "trajectory_ids", "turn_index": "step_ids", "observation": "observation_ids"}
 """Columns of runs with one row a step, and what the estimators call them."""
@@ -181,6 +198,7 @@ def advantage_labels(algorithm: AlgorithmConfig, there: Collection[str]) -> list
     return ["uid", *(name for name in [*rewards, *TRAJECTORY_COLUMNS] if name in there)]
 
 
+@by_episode
 def advantages(
     rows: DataProto,
     algorithm: AlgorithmConfig,

@@ -9,11 +9,12 @@ import torch
 
 from quadriga.protocol import DataProto
 from quadriga.tracking.run_record import TokenTexts
+from quadriga.trainer.ppo.contexts import without_filling
 
 NEEDED = ("prompts", "responses", "attention_mask", "score")
 OF_TOKENS = ("response_mask", "rollout_log_probs", "old_log_probs", "advantages")
 """Columns that are told of where the batch has them; each is about the tokens of a response."""
-OF_EPISODES = ("turns", "tool_calls", "tool_errors", "finish_reason", "episode_error", "messages")
+OF_EPISODES = ("context", "turns", "tool_calls", "tool_errors", "finish_reason", "episode_error", "messages")
 """Columns that rows of episodes have."""
 WORTH_SHOWING = 64
 """Of a response that has no room as a whole, its ends are told of where there is room for so many tokens."""
@@ -30,6 +31,7 @@ def sample_rows(batch: DataProto, tokenizer: Any, source_column: str, most_token
     Args:
         source_column: the column that names a row's data source.
     """
+    batch = without_filling(batch)
     rows: list[dict[str, Any]] = []
     for part in batch.fetch_in_parts(
         NEEDED + tuple(name for name in ("response_mask", "advantages") if name in batch.batch_keys())

@@ -92,6 +92,11 @@ class Teachers:
         kind = self.section.hint
         if kind == "none":
             return None
+        if "context" in batch.non_tensor_batch:
+            raise DataError(
+                f"distillation.hint={kind}: agents have begun further contexts in their episodes, whose prompts are their own",
+                "set distillation.hint=none, or let the agents append to their messages only",
+            )
         if kind == "sibling":
             return self._successful_siblings(batch)
         columns = batch.non_tensor_batch
