@@ -24,6 +24,7 @@ from quadriga.config.typed import Problems, all_keys, default_of, is_free_form, 
 from quadriga.errors import ConfigError
 from quadriga.registry import import_libraries
 
+NUMBERS = (int, float, int | None, float | None)
 SCHEMAS: dict[Kind, type] = {"rl": Config, "sft": SFTConfig}
 OWN_CONFIGS = ("ppo_trainer", "sft_trainer", "sft_trainer_engine")
 """Configuration files of verl's whose keys are the table's; the keys of any other file are read from the file."""
@@ -259,6 +260,8 @@ def _place_own(result: Translation, key: str, path: str, value: Any) -> None:
     verdict, note = (Verdict.TAKEN if key == path else Verdict.TRANSLATED), ""
     if value == "" and own.hint is bool:
         value, verdict, note = False, Verdict.TRANSLATED, "empty, as a shell variable that is not set leaves it"
+    elif isinstance(value, bool) and own.hint in NUMBERS:
+        value, verdict, note = int(value), Verdict.TRANSLATED, "true or false, as the number that it is in Python"
     elif value == "" or (value is None and not _may_be_null(own.typed, path)):
         result.set_aside(key, "not set")
         return
@@ -361,6 +364,8 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, list):
         return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {shown(inner)}" for name, inner in value.items()) + "}"
     return str(value)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from quadriga.compat import verl_meanings as meanings
 from quadriga.compat.translation import Translation
+from quadriga.compat.verl_async import STALENESS, run_ahead
 from quadriga.config.devices import GIB
 from quadriga.config.foreign_keys import Kind
 from quadriga.config.model_shape import describe, find_model_folder, read_model_shape
@@ -30,6 +31,15 @@ BUDGETS = (
 NEW_SFT = ("engine", "checkpoint", "model.path", "optim.lr_scheduler_type", "data.pad_mode", "data.use_dynamic_bsz")
 """Keys, or their first words, that only verl's newer supervised trainer has."""
 
+OWN_MANAGERS = (
+    *(
+        (f"{section}.source", f"{section}.module.path", f"{section}.name", f"{section}.module.name")
+        for section in ("reward.reward_manager", "reward_manager")
+    ),
+    tuple(f"reward_model.reward_loop_{name}" for name in ("source", "module_path", "class_name")),
+)
+"""Spellings of a reward manager of the user's own: where it comes from, its module, and keys that name its class."""
+
 Rule = Callable[[Translation], None]
 
 
@@ -37,6 +47,7 @@ def rules_for(kind: Kind) -> tuple[Rule, ...]:
     if kind == "sft":
         return (share_rows_by_gpu, drop_sinks_that_cannot_start)
     return (
+        run_ahead,
         drop_sinks_that_cannot_start,
         share_rows_by_gpu,
         make_room_in_budgets,
@@ -48,7 +59,6 @@ def rules_for(kind: Kind) -> tuple[Rule, ...]:
         choose_warm_up,
         choose_clip_range,
         name_own_manager,
-        run_ahead,
         *meanings.RULES,
     )
 
@@ -188,7 +198,12 @@ def parameters_of(model: str) -> int:
 def check_generation_batch(command: Translation) -> None:
     """Without dynamic sampling verl trains on what it generates: then data.gen_batch_size is the batch size."""
     key, size = "data.gen_batch_size", command.given.get("data.gen_batch_size")
-    if size is None or size == command.get("data.train_batch_size") or command.get("algorithm.filter_groups.enable"):
+    if (
+        STALENESS in command.settings
+        or size is None
+        or size == command.get("data.train_batch_size")
+        or command.get("algorithm.filter_groups.enable")
+    ):
         return
     command.refuse(
         key, "without dynamic sampling verl trains on that many prompts", f"set data.train_batch_size={size}"
@@ -231,33 +246,11 @@ def choose_clip_range(command: Translation) -> None:
 def name_own_manager(command: Translation) -> None:
     """A reward manager from a module of the user's own has one name here, module:class."""
     given, manager = command.given, "reward_model.reward_manager"
-    if given.get("reward.reward_manager.source") == "importlib":
-        keys = [
-            "reward.reward_manager.source",
-            "reward.reward_manager.module.path",
-            "reward.reward_manager.module.name",
-        ]
-        module, name = given.get(keys[1]), given.get("reward.reward_manager.name") or given.get(keys[2])
-    elif given.get("reward_model.reward_loop_source") == "importlib":
-        keys = [f"reward_model.reward_loop_{name}" for name in ("source", "module_path", "class_name")]
-        module, name = given.get(keys[1]), given.get(keys[2])
-    else:
-        return
-    if not module or not name:
-        return  # the rows of the table refuse what is there
-    for key in keys:
-        if key in given:
-            command.set_aside(key, f"part of {manager}")
-    command.set(manager, f"{str(module).removeprefix('pkg://')}:{name}", keys[1], "a class of your own")
-
-
-def run_ahead(command: Translation) -> None:
-    """verl's colocate_async keeps batches in flight over a weight sync, on the same GPUs."""
-    mode, ahead = "trainer.v1.trainer_mode", "trainer.v1.colocate_async.num_warmup_batches"
-    if command.given.get(mode) != "colocate_async":
-        return
-    steps = command.given.get(ahead, 1)
-    command.set(
-        "async_training.staleness", steps if isinstance(steps, int) else 1, ahead if ahead in command.given else mode
-    )
-    command.set("async_training.mode", "free", mode, "samples in flight go on under new weights")
+    for source, path, *names in OWN_MANAGERS:
+        module, name = given.get(path), next((given[key] for key in names if given.get(key)), None)
+        if given.get(source) != "importlib" or not module or not name:
+            continue  # the rows of the table refuse what is there
+        for key in (source, path, *names):
+            if key in given:
+                command.set_aside(key, f"part of {manager}")
+        command.set(manager, f"{str(module).removeprefix('pkg://')}:{name}", path, "a class of your own")

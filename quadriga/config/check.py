@@ -199,11 +199,6 @@ def _rewards(config: Config, set_by_user: Collection[str], problems: Problems) -
             f"reward.on_error={config.reward.on_error!r} must be a number or 'stop'",
             "set a score, e.g. reward.on_error=0.0, or reward.on_error=stop",
         )
-    if need_reward_model(config) and "reward_model.model.path" not in set_by_user:
-        problems.add(
-            "reward_model.enable=True, but reward_model.model.path is the policy itself",
-            "set reward_model.model.path to a sequence-classification model with one label",
-        )
     path = config.custom_reward_function.path
     if path is not None and not path.strip():
         problems.add("custom_reward_function.path is empty", "name a Python file, or pkg.mod:fn, or set null")

@@ -216,10 +216,14 @@ def keys_set_by_user(config: Any) -> set[str]:
 
 
 DESCRIPTION, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ASSUMED_RANK = 32
+"""For the plan of a run whose adapter lies on another machine."""
 
 
 def take_adapter(model: Any, section: str, problems: Problems) -> None:
-    """Let the keys of `model` say what the adapter at its `lora_adapter_path` is; a problem if there is none.
+    """Let the keys of `model` say what the adapter at its `lora_adapter_path` is; a problem if the folder holds none.
+
+    A folder that is not here may be on the machine that trains, like the model: a run looks for it before it starts.
 
     Args:
         model: the section of a policy's model.
@@ -227,12 +231,13 @@ def take_adapter(model: Any, section: str, problems: Problems) -> None:
     """
     key = f"{section}.lora_adapter_path"
     folder = Path(model.lora_adapter_path).expanduser()
-    missing = [name for name in (DESCRIPTION, WEIGHTS) if not (folder / name).is_file()]
-    if missing:
-        problems.add(
-            f"{key}={model.lora_adapter_path}: there is no {' and no '.join(missing)} in that folder",
-            "give a local folder that peft's save_pretrained, or `quadriga export --lora apart`, has written",
-        )
+    if not folder.exists():
+        model.lora_rank = model.lora_rank or ASSUMED_RANK
+        return
+    try:
+        require_adapter(model.lora_adapter_path, key)
+    except ConfigError as error:
+        problems.add(error.what, error.fix)
         return
     try:
         described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
@@ -253,3 +258,17 @@ def take_adapter(model: Any, section: str, problems: Problems) -> None:
     model.lora_rank, model.lora_alpha = rank, alpha
     model.target_modules = described.get("target_modules") or model.target_modules
     model.lora_adapter_path = str(folder.resolve())
+
+
+def require_adapter(path: str, key: str = "lora_adapter_path") -> None:
+    """
+    Raises:
+        ConfigError: there is no adapter at `path`, the value of `key`.
+    """
+    folder = Path(path).expanduser()
+    missing = [name for name in (DESCRIPTION, WEIGHTS) if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{key}={path}: there is no {' and no '.join(missing)} in that folder",
+            "give a local folder that peft's save_pretrained, or `quadriga export --lora apart`, has written",
+        )

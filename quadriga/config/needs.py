@@ -35,7 +35,8 @@ def correction_of(config: Any) -> Any:
     """`algorithm.rollout_correction` as it holds. Unless something else is asked for, samples by older weights are corrected by
     the loss itself, where it can be, and else weighted, like those of an engine with kernels of its own."""
     correction, rollout = config.algorithm.rollout_correction, config.actor_rollout_ref.rollout
-    asked = correction.rollout_is or correction.rollout_rs or correction.bypass_mode or correction.m2po_threshold
+    asked = correction.rollout_is or correction.rollout_rs or correction.m2po_threshold
+    asked = asked or correction.bypass_mode is not None
     asked = asked or config.actor_rollout_ref.actor.policy_loss.loss_mode == "decoupled"  # it has weights of its own
     older = config.async_training.staleness or config.episodes.read_from
     foreign = rollout.name != "native"
@@ -73,6 +74,11 @@ def need_teacher_top_k(config: Any) -> int:
 
 def need_reward_model(config: Any) -> bool:
     return bool(config.reward_model.enable)
+
+
+def is_judged_by_itself(config: Any) -> bool:
+    """Whether the policy's own model is to score its responses: it has no head for that."""
+    return need_reward_model(config) and config.reward_model.model.path == config.actor_rollout_ref.model.path
 
 
 def uses_token_budget(section: Any) -> bool:

@@ -13,8 +13,10 @@ from typing import Any
 
 from quadriga.config.devices import detect_local_device, gpu_memory
 from quadriga.config.host_memory import HostItem, host_items
+from quadriga.config.load import ASSUMED_RANK
 from quadriga.config.memory import USABLE, WorkerMemory, estimate_memory
 from quadriga.config.needs import (
+    is_judged_by_itself,
     need_critic,
     need_reference_policy,
     token_budget,
@@ -99,6 +101,10 @@ class Plan:
     """Its memory in bytes."""
     savings: Savings = field(default_factory=Savings)
     """What would make it fit, or spare most of what is missing, where it does not."""
+    adapter_elsewhere: str | None = None
+    """A LoRA adapter to start from that this machine does not have."""
+    judged_by_itself: bool = False
+    """The reward model is the policy's, which has no head for scores."""
 
     @property
     def fits(self) -> bool | None:
@@ -133,10 +139,18 @@ class Plan:
     def warnings(self) -> list[str]:
         """What is possible but hardly meant."""
         found = []
+        if self.adapter_elsewhere:
+            found.append(
+                f"there is no folder {self.adapter_elsewhere} here: the plan takes its rank to be {ASSUMED_RANK}"
+            )
         if self.train_rows is not None and self.train_rows < self.prompts:
             found.append(
                 f"the training set has {self.train_rows} rows, fewer than one step of {self.prompts} prompts: "
                 f"set data.train_batch_size={self.train_rows} or less"
+            )
+        if self.judged_by_itself:
+            found.append(
+                "reward_model.model.path is the policy itself: a run needs a sequence-classification model there"
             )
         for memory in self.memory:
             for item in memory.items:
@@ -184,7 +198,14 @@ def make_plan(config: Config, gpu: str | None = None) -> Plan:
         gpu=gpu,
         capacity=capacity,
         savings=Savings() if capacity is None else savings(config, device, capacity),
+        adapter_elsewhere=_adapter_elsewhere(config),
+        judged_by_itself=is_judged_by_itself(config),
     )
+
+
+def _adapter_elsewhere(config: Config) -> str | None:
+    adapter = config.actor_rollout_ref.model.lora_adapter_path
+    return adapter if adapter and not Path(adapter).expanduser().exists() else None
 
 
 def _update_plan(role: str, section: Any, config: Config) -> UpdatePlan:

@@ -42,18 +42,18 @@ class RolloutCorrectionConfig:
         None,
         "importance weights trainer/rollout, by token or sequence; null: none",
         choices=("token", "sequence"),
-        only_if=".bypass_mode=False or .loss_type=reinforce",
+        only_if=".bypass_mode!=True or .loss_type=reinforce",
     )
     rollout_is_threshold: float | str = key(
         2.0,
         "truncate the weights at this value; two as lo_hi (0.5_2.0): set those outside to 0",
         at_least=1e-3,
-        only_if=".rollout_is and .bypass_mode=False or .loss_type=reinforce",
+        only_if=".rollout_is and .bypass_mode!=True or .loss_type=reinforce",
     )
     rollout_is_batch_normalize: bool = key(
         False,
         "divide the weights by their mean",
-        only_if=".rollout_is and .bypass_mode=False or .loss_type=reinforce",
+        only_if=".rollout_is and .bypass_mode!=True or .loss_type=reinforce",
     )
     rollout_rs: str | None = key(
         None,
@@ -64,7 +64,11 @@ class RolloutCorrectionConfig:
         "bounds of rollout_rs, one for each name or for all: C or lo_hi of the ratio for k1, else upper",
         only_if=".rollout_rs",
     )
-    bypass_mode: bool = key(False, "take the rollout's log-probs as the old ones instead of recomputing them")
+    bypass_mode: bool | None = key(
+        None,
+        "take the rollout's log-probs as the old ones instead of recomputing them; null: where samples come from older "
+        "weights, nothing else corrects them and the loss clips",
+    )
     loss_type: str = key(
         "ppo_clip",
         "with bypass_mode: the policy loss on that ratio, or the plain policy gradient times the importance weights",

@@ -284,7 +284,10 @@ def override(model_config: Any, changes: dict[str, Any]) -> None:
 def _with_adapter(model: Any, config: ModelConfig) -> Any:
     from peft import LoraConfig, PeftModel, get_peft_model
 
+    from quadriga.config.load import require_adapter
+
     if config.lora_adapter_path:
+        require_adapter(config.lora_adapter_path)
         return PeftModel.from_pretrained(
             model, config.lora_adapter_path, is_trainable=True, use_safetensors=True, autocast_adapter_dtype=False
         )

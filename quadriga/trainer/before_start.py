@@ -14,11 +14,13 @@ from typing import Any
 
 from quadriga.config.devices import detect_local_device
 from quadriga.config.host_memory import host_items, require_host_memory
+from quadriga.config.load import require_adapter
 from quadriga.config.memory import estimate_memory
+from quadriga.config.needs import is_judged_by_itself
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
-from quadriga.errors import DataError, QuadrigaError, ResourceError, refuse_hidden_packages
+from quadriga.errors import ConfigError, DataError, QuadrigaError, ResourceError, refuse_hidden_packages
 from quadriga.host import usable_memory
 from quadriga.tracking.sinks import sink_problems
 from quadriga.workers.base import WorkerReport
@@ -41,7 +43,8 @@ def problems_here(config: Config) -> Iterator[tuple[str, str]]:
         lambda: _files(data.train_files if ours else []),
         lambda: _files(data.val_files if ours else []),
         lambda: _model(policy.model.path),
-        lambda: _model(config.reward_model.model.path if config.reward_model.enable else None),
+        lambda: _adapter(policy.model.lora_adapter_path, "actor_rollout_ref.model.lora_adapter_path"),
+        lambda: _reward_model(config),
         lambda: _memory(config),
         lambda: _engine(config),
         lambda: _first_prompt(config) if ours else None,
@@ -59,6 +62,7 @@ def supervised_problems_here(config: Any) -> Iterator[tuple[str, str]]:
         lambda: _files(data.train_files or []),
         lambda: _files(data.val_files or []),
         lambda: _model(model.partial_pretrain),
+        lambda: _adapter(getattr(model, "lora_adapter_path", None), "model.lora_adapter_path"),
         lambda: _model(getattr(model, "from_config", None)),
         lambda: _first_example(config),
         lambda: _run_directory(config.trainer.default_local_dir),
@@ -90,6 +94,20 @@ def _model(path: str | None) -> None:
         from quadriga.models.source import resolve_model_path
 
         resolve_model_path(path)
+
+
+def _reward_model(config: Config) -> None:
+    if is_judged_by_itself(config):
+        raise ConfigError(
+            "reward_model.enable=True, but reward_model.model.path is the policy itself",
+            "set reward_model.model.path to a sequence-classification model with one label",
+        )
+    _model(config.reward_model.model.path if config.reward_model.enable else None)
+
+
+def _adapter(path: str | None, key: str) -> None:
+    if path is not None:
+        require_adapter(path, key)
 
 
 def _memory(config: Config) -> None:

@@ -36,7 +36,7 @@ class MiniBatchView:
     def corrects(self) -> bool:
         """With bypass_mode there is no earlier pass to compare the rollout with: the policy of now is compared."""
         weighs = self.correction.rollout_is is not None and self.correction.loss_type == "reinforce"
-        return self.correction.bypass_mode and (weighs or self.correction.rollout_rs is not None)
+        return self.correction.bypass_mode is True and (weighs or self.correction.rollout_rs is not None)
 
     @property
     def needed(self) -> bool:

@@ -178,7 +178,10 @@ def test_own_reward_manager_of_either_spelling_becomes_module_and_class() -> Non
         "reward_model.reward_loop_module_path=managers.py",
         "reward_model.reward_loop_class_name=Mine",
     ]
+    january = [argument.removeprefix("reward.") for argument in new]
     assert translate([*GRPO, *new]).settings["reward_model.reward_manager"] == "my.managers:Mine"
+    assert translate([*GRPO, *january]).settings["reward_model.reward_manager"] == "my.managers:Mine"
+    assert translate([*GRPO, "reward_manager.name=dapo"]).settings["reward_model.reward_manager"] == "dapo"
     assert translate([*GRPO, *old]).settings["reward_model.reward_manager"] == "managers.py:Mine"
 
 
@@ -213,14 +216,6 @@ def test_a_lone_response_keeps_verls_raw_score() -> None:
     assert advantages.tolist() == [[2.0, 2.0], [3.0, 0.0]]
 
 
-def test_batches_in_flight_on_the_same_gpus_are_free_asynchronous_training() -> None:
-    settings = translate(
-        [*GRPO, "trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"]
-    ).settings
-    assert (settings["async_training.staleness"], settings["async_training.mode"]) == (2, "free")
-    assert translate([*GRPO, "trainer.v1.trainer_mode=separate_async"]).refusals
-
-
 def test_defaults_of_verl_that_decide_the_result_hold() -> None:
     settings = translate(list(GRPO)).settings
     assert settings["data.train_batch_size"] == 1024
@@ -251,6 +246,18 @@ def test_signs_of_hydra_and_empty_shell_variables_are_read() -> None:
         translate(["a b c"])
     with pytest.raises(ConfigError, match="unknown flag"):
         translate(["--nonsense"])
+
+
+def test_true_and_false_are_numbers_where_a_number_is_wanted() -> None:
+    assert translate([*GRPO, "trainer.test_freq=False"]).settings["trainer.test_freq"] == 0
+    assert translate([*GRPO, "trainer.save_freq=True"]).settings["trainer.save_freq"] == 1
+
+
+def test_an_adapter_that_lies_elsewhere_can_be_planned() -> None:
+    translation = translate([*GRPO, f"{A}.model.lora_adapter_path=/elsewhere/adapter", f"{A}.model.lora_rank=8"])
+    assert translation.refusals == []
+    plan = make_plan(load_config(translation.nested()))
+    assert any("no folder /elsewhere/adapter here" in warning for warning in plan.warnings())
 
 
 def test_sinks_that_are_not_there_leave_the_list() -> None:

@@ -73,7 +73,6 @@ TRAIN, MINI, MICRO = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"
         ({f"{ACTOR}.optim.betas": [0.9]}, "two numbers", "betas=[0.9,0.999]"),
         ({"critic.optim.betas": [0.9, 1.0]}, "two numbers", "critic.optim.betas=[0.9,0.999]"),
         ({"reward.on_error": "skip"}, "must be a number or 'stop'", "reward.on_error=stop"),
-        ({"reward_model.enable": True}, "is the policy itself", "reward_model.model.path"),
         ({"trainer.executor": "local", "trainer.n_gpus_per_node": 2}, "in one process", "trainer.executor=ray"),
         ({"data.train_files": []}, "names no file", "parquet"),
         ({"data.train_max_samples": 0}, "leaves no rows", "data.train_max_samples=-1"),

@@ -110,15 +110,17 @@ def test_older_samples_are_weighted_where_the_loss_has_no_ratio(train):
     ("changes", "bypass", "weights"),
     [
         ({}, True, None),
-        ({"rollout": {"top_p": 0.9}}, False, "token"),
-        ({"rollout": {"name": "vllm"}}, False, "token"),
-        ({"actor": {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.1}}}, False, "token"),
+        ({"rollout": {"top_p": 0.9}}, None, "token"),
+        ({"rollout": {"name": "vllm"}}, None, "token"),
+        ({"actor": {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.1}}}, None, "token"),
     ],
 )
 def test_how_older_samples_are_corrected_unless_it_is_said(changes, bypass, weights):
     given = {"actor_rollout_ref": changes, "algorithm": {"adv_estimator": "grpo"}, "async_training": {"staleness": 1}}
-    correction = correction_of(load_config(OmegaConf.merge({"actor_rollout_ref": {"rollout": {"n": 2}}}, given)))
-    assert (correction.bypass_mode, correction.rollout_is) == (bypass, weights)
+    config = load_config(OmegaConf.merge({"actor_rollout_ref": {"rollout": {"n": 2}}}, given))
+    assert (correction_of(config).bypass_mode, correction_of(config).rollout_is) == (bypass, weights)
+    config.algorithm.rollout_correction.bypass_mode = False  # said: recomputed, and nothing else
+    assert (correction_of(config).bypass_mode, correction_of(config).rollout_is) == (False, None)
 
 
 def cut_off(run: Path, after: int, into: Path) -> Path:

@@ -58,6 +58,13 @@ def test_everything_that_is_missing_is_told_at_once_and_no_ray_is_started(tmp_pa
         assert part in text
 
 
+def test_an_adapter_and_a_reward_model_that_are_not_there_are_missed_before_the_start(tmp_path):
+    adapter = {"model": {"lora_adapter_path": str(tmp_path / "adapter")}}
+    text = problems(tmp_path, actor_rollout_ref=adapter, reward_model={"enable": True})
+    assert "adapter: there is no adapter_config.json and no adapter_model.safetensors" in text
+    assert "reward_model.model.path is the policy itself" in text
+
+
 def test_a_chat_without_a_template_is_found_in_the_first_row(tmp_path):
     rows = write_rows(tmp_path / "chats.jsonl", CHAT)
     assert "has no chat template" in problems(tmp_path, data={"train_files": rows, "val_files": rows})
