@@ -26,7 +26,16 @@ from quadriga.registry import import_libraries
 
 NUMBERS = (int, float, int | None, float | None)
 SCHEMAS: dict[Kind, type] = {"rl": Config, "sft": SFTConfig}
-OWN_CONFIGS = ("ppo_trainer", "sft_trainer", "sft_trainer_engine")
+OWN_CONFIGS = (
+    *(
+        "ppo_trainer",
+        "fully_async_ppo_trainer",
+        "one_step_off_ppo_trainer",
+        "transfer_queue_ppo_trainer",
+        "dapo_trainer",
+    ),
+    *("sft_trainer", "sft_trainer_engine"),
+)
 """Configuration files of verl's whose keys are the table's; the keys of any other file are read from the file."""
 
 
@@ -213,6 +222,8 @@ def _from_file(flags: Mapping[str, str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     file = Path(flags.get("dir", ".")).expanduser() / f"{name}.yaml"
+    if not file.is_file() and name in OWN_CONFIGS:
+        return {}
     if not file.is_file():
         raise ConfigError(f"there is no file {file}", "give --config-path FOLDER and --config-name NAME of a yaml file")
     content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)

@@ -299,6 +299,7 @@ def test_a_configuration_file_of_verls_is_read_before_the_command_line(tmp_path:
     )
     with pytest.raises(ConfigError, match="there is no file"):
         translate([f"--config-path={tmp_path}", "--config-name=other"])
+    assert translate(["--config-path=config", "--config-name=dapo_trainer.yaml", *GRPO]).refusals == []
 
 
 def test_supervised_trainers_of_both_versions_carry_over() -> None:

@@ -49,6 +49,7 @@ SAME_DIFFERENCES = {
     f"{ACTOR}.clip_ratio_high": "null is clip_ratio, which is 0.2",
     f"{ACTOR}.clip_ratio_c": "null is 3.0 for vanilla; for dppo_* the translation sets it",
     f"{ACTOR}.loss_agg_mode": "null is token-mean, but for losses that verl averages over rows whatever it says",
+    f"{CORRECTION}.bypass_mode": "null is False, but for older samples, where the translation sets it",
     f"{ACTOR}.calculate_sum_pi_squared": "null: where an estimator needs it; a figure otherwise",
     f"{A}.ref.log_prob_use_dynamic_bsz": FOLLOWS,
     f"{A}.ref.log_prob_max_token_len_per_gpu": FOLLOWS,
