@@ -18,7 +18,7 @@ from quadriga.config.typed import Key, all_keys
 PACKAGE = Path(quadriga.__file__).parent
 ABOUT_KEYS = ("config", "compat")
 """Rooms that speak of keys without doing what they say."""
-DECIDES = ("needs.py", "placement.py", "adapter_folder.py", "rollout_correction.py", "distillation.py")
+DECIDES = ("needs.py", "placement.py", "rollout_correction.py", "distillation.py")
 """Files of `config` that others ask what a key means."""
 
 
