@@ -8,9 +8,13 @@ from contextlib import suppress
 
 import pytest
 
+from quadriga.config.load import load_config
 from quadriga.config.schema import WatchdogConfig
+from quadriga.controller import LocalWorkerGroup
 from quadriga.controller.calls import WorkersDied
+from quadriga.controller.local_group import LocalResourcePoolManager
 from quadriga.tracking.phases import Phases
+from quadriga.trainer.ppo.crew import Crew as RealCrew
 from quadriga.trainer.ppo.watchdog import Watchdog
 
 
@@ -123,6 +127,31 @@ def test_every_stall_is_told_of_also_when_the_second_phase_lies_where_the_first_
                 raise WorkersDied(case.crew.reason)  # as the call that waits for the workers does
             del phase
             assert len(case.warnings) == 2 * stall, "one warning at the soft deadline, one at the hard one"
+
+
+def test_the_watchdog_outlives_a_crew_that_cannot_answer_and_a_disk_that_takes_nothing(make):
+    case = make(soft_s=0.05, soft_factor=1, hard_s=0.3, hard_factor=1)
+    case.steps(0.001)
+    case.folder.write_text("a file where the folder for stacks should be")
+    case.crew.busy = case.crew.stacks = case.crew.abandon = lambda *given: {}["no such role"]
+    with case.watchdog, case.phases("step"), case.phases("gen"):
+        time.sleep(3)
+    soft, hard, *last = case.warnings
+    assert "step/gen has been running" in soft
+    assert "busy workers: not known (KeyError" in soft
+    assert f"the stacks cannot be written to {case.folder}" in soft
+    assert "trainer.watchdog.hard_s" in hard
+    assert "the workers could not be stopped: KeyError" in last[0]
+    assert case.exits == [70]
+
+
+def test_workers_that_are_not_there_yet_are_not_busy():
+    """The pools of a run may have to be waited for longer than the soft deadline of that phase."""
+    config = load_config({})
+    crew = RealCrew(config, {}, LocalResourcePoolManager({}, {}), LocalWorkerGroup)
+    assert crew.busy() == []
+    assert crew.stacks() == []
+    crew.abandon("a test", "start_workers")
 
 
 def test_phases_in_time_are_left_alone(make):

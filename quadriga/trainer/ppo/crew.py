@@ -242,6 +242,8 @@ class Crew:
 
     def busy(self) -> list[str]:
         """The workers that are at a call now or generate, or do not answer, and what they do."""
+        if Role.ActorRollout not in self.groups:
+            return []  # the pools are still being made, or the workers are gone already
         loads, seats = self.engine_loads(), self.rollout.seats
         leaders = {seats[rank * self._set_size]: samples for rank, samples in loads.items()}
         generating = [f"{seat}: generates {samples} samples" for seat, samples in leaders.items()]

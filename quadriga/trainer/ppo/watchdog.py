@@ -97,7 +97,10 @@ class Watchdog:
             return
         report += "\nthe workers that it waits for are stopped: trainer.watchdog.hard_s has passed"
         self._warn(report)
-        self._crew.abandon(report, phase.name)
+        try:
+            self._crew.abandon(report, phase.name)
+        except Exception as problem:  # this thread must live: it is the only one that still looks
+            self._warn(f"the workers could not be stopped: {type(problem).__name__}: {problem}")
         if not self._over.wait(self._last_grace_s) and phase in self._phases.open_phases():
             self._warn(
                 "the driver itself hangs, so its process ends; the same command goes on after the last checkpoint"
@@ -110,19 +113,30 @@ class Watchdog:
         history = self._phases.history(phase.path)
         usual = f", usually {in_words(median(history))}" if history else ""
         lines = [f"step {phase.step}: {phase.path} has been running for {in_words(phase.seconds)}{usual}"]
-        busy = self._crew.busy()
+        busy = _told(self._crew.busy, "busy workers")
         lines += [f"  {one}" for one in busy] or ["  no worker is busy: it is the driver that works or waits"]
         awaited = {"gen": "the samples", "reward": "the scores of the samples"}.get(phase.name)
-        if awaited is not None and (missing := self._pending_samples(phase.name)):
+        if awaited is not None and (missing := _told(lambda: self._pending_samples(phase.name), "samples")):
             more = f", … {len(missing) - SHOWN_SAMPLES} more" if len(missing) > SHOWN_SAMPLES else ""
             lines.append(f"  waits for {awaited} {', '.join(missing[:SHOWN_SAMPLES])}{more}")
-        stacks = [f"driver, pid {os.getpid()}\n{_own_stacks()}", *self._crew.stacks()]
+        stacks = [f"driver, pid {os.getpid()}\n{_own_stacks()}", *_told(self._crew.stacks, "stacks of the workers")]
         file = self._folder / f"step_{phase.step:08d}_{phase.name}.txt"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as out:
-            out.write("\n".join(lines) + "\n\n" + "\n\n".join(stacks) + "\n\n")
-        lines.append(f"  stacks of all processes: {file}")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as out:
+                out.write("\n".join(lines) + "\n\n" + "\n\n".join(stacks) + "\n\n")
+            lines.append(f"  stacks of all processes: {file}")
+        except OSError as problem:  # a full disk may be why the run hangs
+            lines.append(f"  the stacks cannot be written to {file}: {problem.strerror or problem}")
         return "\n".join(lines)
+
+
+def _told(ask: Callable[[], list[str]], what: str) -> list[str]:
+    """What is answered. Workers that are just being made, or are gone, must not end the thread that watches over them."""
+    try:
+        return ask()
+    except Exception as problem:
+        return [f"{what}: not known ({type(problem).__name__}: {problem})"]
 
 
 def _own_stacks() -> str:
