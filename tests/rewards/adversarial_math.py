@@ -406,6 +406,83 @@ a_1,a_2,\ldots,a_n ~ a_1,a_2,a_n   \overbrace{11\ldots1}^{n} ~ 111   \underbrace
 \frac12\begin{pmatrix}1\\2\end{pmatrix} ~ \begin{pmatrix}1\\2\end{pmatrix}
 \begin{Bmatrix}1\\2\end{Bmatrix} ~ \begin{pmatrix}1\\2\end{pmatrix}   \begin{array}{r}12\\+3\\\hline 15\end{array} ~ 15
 \begin{array}{c|c}1&2\end{array} ~ \begin{array}{cc}2&1\end{array}
+5 ~ 5 \text{ thousand}   5 ~ 5 \text{ dozen}   5 ~ 5 \text{ or so}   5 ~ 5 \text{ not}   5 ~ -5 \text{ apples}
+5 ~ 5 \text{ and a half}   5 ~ 5 \text{ and a half apples}   5 ~ 5 \text{ to } 6   5 ~ 5 \text{ base } 7
+5 ~ 5 \text{ or } 6   5 ~ 5\text{ m}6   5 ~ 5\mathrm{I}   5 ~ 5\text{x}   5 ~ 5 \text{ times } x
+5 ~ 5.1 \text{ apples}   5 ~ 5x \text{ apples}   5 ~ 5! \text{ ways}   5 ~ 3+5 \text{ ways}
+5 ~ 2\cdot 5 \text{ ways}   5 ~ 5^2 \text{ ways}   5 ~ \frac{5}{2} \text{ ways}   5 ~ \sqrt{5} \text{ cups}
+5 ~ 5\sqrt{2} \text{ cups}   5 ~ 5\pi \text{ cups}   5 ~ 5, 6 \text{ cups}   5 ~ x > 5 \text{ cups}
+5 ~ \le 5 \text{ cups}   5 ~ \approx 5 \text{ cups}   5 ~ 5 \text{ cups}, 6 \text{ pots}   5 ~ 5 \text{ is wrong}
+5 ~ 5 \text{ squared}   5 ~ 5 \text{ factorial}   5 ~ 5 \text{ percent}x   5 ~ 5 \text{ halves}   5 ~ 5 \text{th}
+5 ~ 5 \text{ cups less than } x   5 ~ 5 \text{ cups less than six}   5000 ~ 5 \text{ thousand}
+5\% ~ 5 \text{ apples}   5 \text{ cm} ~ 5 \text{ apples}   \$5 ~ 5 \text{ apples}   (3,4) ~ (y, x) = (3, 4)
+(3,4) ~ (x, y) = (4, 3)   (3,4) ~ (x, x) = (3,4)   [3,4] ~ (x,y) = (3,4)   (3,4) ~ (x,y,z) = (3,4)
+(3,4) ~ (x,y) \ne (3,4)   (3,4) ~ (x,y) \in (3,4)   (3,4) ~ (a+b, c) = (3,4)   (3,4) ~ 2(x,y) = (3,4)
+[0,1] ~ x \in [0,1)   [0,1] ~ x \notin [0,1]   [0,1] ~ x \not\in [0,1]   [0,1] ~ x \in [0,1], y \in [0,1]
+x \in [0,1] ~ y \in [0,1]   x \in [0,1] ~ x \notin [0,1]   [0,1] ~ x \in [0,1] \cup [2,3]
+[0,1] \cup [2,3] ~ x \in [0,1]   [0,1] ~ x^2 \in [0,1]   [0,1] ~ -x \in [0,1]   [0,1] ~ 1 - x \in [0,1]
+[0,1] ~ x \in [0,1] \setminus \{0\}   [0,1] ~ x \in [1,0]   1, 2 ~ 1   \{1,2\} ~ 1   1,2 ~ \{1,2,3\}
+1,2 ~ \{1\},\{2\}   1,2 ~ \{(1,2)\}   (1,2) ~ \{1,2\}   1,2 ~ \{1,1\}   2,2 ~ \{2\}   (1,2),(3,4) ~ \{1,2,3,4\}
+(1,2),(3,4) ~ \{(1,3),(2,4)\}   1,2 ~ \{1,2   1,2 ~ \{x : x = 1, 2\}   x=1,y=2 ~ \{1,2\}   x^n y ~ x^{ny}
+x^{n}y ~ x^{n y}   a_{n}1 ~ a_{n1}   a_{1}2 ~ a_{12}   x^{2}3 ~ x^{23}   \frac{x^{2}}{3} ~ \frac{x^{2}3}{}
+3,5,7 ~ 3, 5, \text{ and }   3, 5 ~ 3 and 5 and 7   3,5 ~ 35   3,5 ~ 3 and   \text{June 20} ~ \text{June 21}
+\text{June 20} ~ 20   \text{June 20} ~ \text{July 20}   7:30 \text{ PM} ~ 7:30 \text{ AM}   7:30 PM ~ 7:30 AM
+5 ~ AB = 6   AB = 5 ~ AC = 5   AB = 5 ~ CD = 5   P(A) = \frac12 ~ P(B) = \frac12   \frac12 ~ 1 - P(A) = \frac12
+5 ~ 2x = 5   5 ~ x + 1 = 5   5 ~ -x = 5   5 ~ x^2 = 5   5 ~ |x| = 5   5 ~ \sqrt{x} = 5   5 ~ x \ne 5
+5 ~ \angle A + \angle B = 5   5 ~ 2 \angle A = 5   5 ~ AB + CD = 5   5 ~ AB^2 = 5   5 ~ AB < 5   5 ~ AB \cdot CD = 5
+5 ~ f(1) + 1 = 5   5 ~ f(1) = 5x   5 ~ f(1) = 5, f(2) = 6   p \text{ and } q ~ p \text{ or } q   p and q ~ p or q
+p \land q ~ p \text{ or } q   x < 1 or x > 2 ~ x < 1 and x > 2   a = 1 and b = 2 ~ a = 1 or b = 2
+a = 1 and b = 2 ~ a = 2 and b = 1   \emptyset ~ 0   \varnothing ~ \phi   \varnothing ~ \{0\}
+\begin{vmatrix} 1 \\ 2 \end{vmatrix} ~ \begin{vmatrix} 12 \end{vmatrix}   a \\ b ~ a b   a \\ b ~ ab   2 \\, 3 ~ 2, 3
+\text{not A} ~ \text{A}   \text{A or B} ~ \text{A and B}   \text{I} ~ 1   \text{II} ~ 2
+\text{I and II} ~ \text{I or II}   \text{I and II} ~ \text{I, II, III}
+"""
+
+# "reference ~ answer", in the same way: as references of MATH and DeepMath are written, and as models write the same.
+THE_SAME = r"""
+11\sqrt2 ~ 11\sqrt{2}   \left( 3, \frac{\pi}{2} \right) ~ (3, \pi/2)
+\left( 3, \frac{\pi}{2} \right) ~ (3,\frac{\pi}2)   p - q ~ p-q   \frac{14}{3} ~ 14/3   \text{Evelyn} ~ Evelyn
+27 ~ 27 \text{ pages}   90^\circ ~ 90   90^\circ ~ 90\text{ degrees}   3\sqrt{13} ~ \sqrt{117}   4 ~ x = 4
+2220 ~ 2{,}220   \frac{3}{56} ~ \dfrac{3}{56}   284 ~ 284.   5 ~ n = 5   \sqrt{51} ~ \sqrt{51} \text{ units}
+6 - 5i ~ 6-5i   6 - 5i ~ -5i + 6
+\begin{pmatrix} -2 & 1 \\ 3/2 & -1/2 \end{pmatrix} ~ \begin{pmatrix} -2 & 1 \\ \frac{3}{2} & -\frac{1}{2} \end{pmatrix}
+\begin{pmatrix} -1/3 \\ 2/3 \\ 5/3 \end{pmatrix} ~ \begin{pmatrix}-\frac13\\ \frac23\\ \frac53\end{pmatrix}
+\text{(C)} ~ C   \text{(C)} ~ (C)   \text{C} ~ \textbf{(C)}   10\% ~ 10   10\% ~ 10 \%   10 ~ 10\%
+\$32,\!348 ~ 32348   \$32,\!348 ~ \$32,348   32348 ~ \$32{,}348   5.4 \text{ cents} ~ 5.4   15\mbox{ cm}^2 ~ 15
+15\mbox{ cm}^2 ~ 15 \text{ cm}^2   15\mbox{ cm}^2 ~ 15 cm^2   15\mbox{ cm}^2 ~ 15\,\text{cm}^2
+15 ~ 15 \text{ square units}   (-\infty, -8)\cup (8, \infty) ~ (-\infty,-8) \cup (8,\infty)   x \in [-2,7] ~ [-2,7]
+[-2,7] ~ x \in [-2,7]   x \in (-\infty,3) \cup (4,\infty) ~ (-\infty, 3) \cup (4, \infty)
+(-\infty, 3) \cup (4, \infty) ~ x \in (-\infty,3)\cup(4,\infty)   4210_{5} ~ 4210_5   \frac{9}{7} ~ \frac{9}{7}.
+3, 5, 7 ~ 3,5,7   3, 5, 7 ~ 3, 5, \text{ and } 7   3, 5, 7 ~ 3, 5 \text{ and } 7   3, 5, 7 ~ \{3, 5, 7\}
+\{3, 5, 7\} ~ 3, 5, 7   1, -2 ~ x = 1, -2   1, -2 ~ x = 1 \text{ or } x = -2   1,-2 ~ x=1, x=-2   1,-2 ~ \{1, -2\}
+(2,12), (3,1) ~ (3,1), (2,12)   (x+3)(x-3) ~ x^2-9   y=2x+3 ~ 2x+3   y = 2x + 3 ~ y=2x+3   1\frac{4}{5} ~ 9/5
+1\frac{4}{5} ~ 1.8   0.5 ~ \frac{1}{2}   .5 ~ 0.5   -.5 ~ -\frac12   \frac{\sqrt{3}}{3} ~ \frac{1}{\sqrt{3}}
+\frac{2\sqrt{149}}{3} ~ \frac{2}{3}\sqrt{149}   \frac{3\sqrt{3}}{4} ~ 3\sqrt{3}/4   2k+2 ~ 2(k+1)
+\frac{1}{2}x ~ \frac{x}{2}   x^3+3x-6 ~ x^3 + 3x - 6   \text{June 20} ~ June 20   \text{June 20} ~ \text{June } 20
+\text{Monday} ~ Monday   \text{even} ~ even   \text{ellipse} ~ Ellipse   \text{two} ~ two   6 + 9i ~ 9i+6
+1 \pm \sqrt{19} ~ 1+\sqrt{19}, 1-\sqrt{19}   \pi ~ \pi   12\pi ~ 12 \pi   \frac{4}{3}\pi ~ \frac{4\pi}{3}
+\frac{4}{3}\pi ~ 4\pi/3   10{,}000 ~ 10000   2^{10} ~ 1024   2 ~ 2.0   2:3 ~ 2:3   \sin^2 x ~ (\sin x)^2
+\ln 2 ~ \ln(2)   e^{2} ~ e^2   -1 ~ -1   k = -1 ~ -1   (3,4) ~ (x, y) = (3, 4)   (3,4) ~ \left(3,4\right)
+8 \text{ inches} ~ 8   12:00 ~ 12:00   5 \text{ mph} ~ 5 mph   5 ~ 5 \text{ mph}   5 ~ 5 \text{ m/s}
+5 ~ 5\text{ apples}   120 ~ 120 ways   120 ~ 120\text{ ways}   x\le 5 ~ x \leq 5   \frac{1}{3} ~ 0.\overline{3}
+\emptyset ~ \varnothing   \text{no real solutions} ~ no real solutions   f(x) = x^2 ~ x^2   x^2 ~ f(x) = x^2
+x^2 ~ f(x)=x^{2}   a_n = 2n+1 ~ 2n+1   C = 5 ~ 5   \angle A = 30^\circ ~ 30   \overline{AB} ~ \overline{AB}
+\triangle ABC ~ \triangle ABC   \frac{a}{b+c} ~ a/(b+c)   \sqrt[3]{4} ~ 4^{1/3}   2^{2/3} ~ \sqrt[3]{4}
+n(n+1)/2 ~ \frac{n(n+1)}{2}   \frac{n(n+1)}{2} ~ \frac{n^2+n}{2}   \frac{n(n+1)}{2} ~ \frac{1}{2}n(n+1)
+\binom{10}{3} ~ 120   10! ~ 3628800   \mathbb{R} ~ \mathbb{R}   \mathbb{R}^n ~ \mathbb{R}^{n}   \text{True} ~ True
+\text{Yes} ~ Yes   \text{Yes} ~ \text{Yes}.   3 \text{ and } 4 ~ 3, 4   3\text{ or }4 ~ 3, 4   \log_2 3 ~ \log_{2}3
+\log_2 3 ~ \frac{\ln 3}{\ln 2}   \frac{\pi}{4} ~ \arctan 1   -\frac{1}{2} ~ \frac{-1}{2}   -\frac{1}{2} ~ -1/2
+-\frac{1}{2} ~ -0.5   \frac{1}{x+1} ~ (x+1)^{-1}   |x - 1| ~ |1-x|   \lfloor x \rfloor ~ \lfloor x\rfloor
+1 + \sqrt{2} ~ \sqrt{2} + 1   1.5 ~ \frac{3}{2}   25\pi ~ 25\pi \text{ cm}^2   25\pi \text{ cm}^2 ~ 25\pi
+3 \times 10^8 ~ 3\cdot 10^8   3 \times 10^8 ~ 300000000   2 + 2\sqrt{3} ~ 2(1+\sqrt{3})   i ~ i
+x=\frac{1}{2} ~ \frac{1}{2}   (0,9) \cup (9,36) ~ (0,9)\cup(9,36)   6.0 ~ 6   070 ~ 70   33 ~ 033   \text{A, B} ~ A, B
+7:30 \text{ PM} ~ 7:30 PM   7:30 p.m. ~ 7:30 \text{ p.m.}   100\% ~ 100 \text{ percent}
+\frac{3}{4} \text{ hours} ~ \frac{3}{4}   \sqrt{2}/2 ~ \frac{\sqrt{2}}{2}   \frac{\sqrt 2}{2} ~ \frac{\sqrt{2}}{2}
+\dfrac{1}{\sqrt[3]{2}} ~ 2^{-1/3}   27 ~ 27 \text{ km/h}   5 ~ 5\,\text{m}   5 ~ 5 \text{ m}^2
+1,200 ~ 1200 \text{ people}   12 ~ 12\mbox{ ways}   5 ~ AB = 5   \frac12 ~ P(A) = \frac{1}{2}
+60^\circ ~ \angle ABC = 60^\circ   3 ~ f(2) = 3   \sqrt{2}\,x ~ \sqrt2 x   3, 5 ~ 3 and 5   3, 5 ~ 3 or 5
+x=1, x=2 ~ x=1 or x=2   \emptyset ~ ∅   \text{Arithmetic Progression} ~ Arithmetic Progression.   MN ~ \text{MN}
+B^n = \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ~ B^{n}=\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}   a \\ b ~ a\\b
 """
 
 
@@ -421,4 +498,13 @@ def pairs() -> list[tuple[str, str, bool]]:
 
 def unequal_pairs() -> list[list[str]]:
     """[one, another], not the same."""
-    return [pair.split(" ~ ") for pair in NOT_THE_SAME.strip().replace("\n", "   ").split("   ")]
+    return _split(NOT_THE_SAME)
+
+
+def ordinary_pairs() -> list[list[str]]:
+    """[reference, answer], the same."""
+    return _split(THE_SAME)
+
+
+def _split(text: str) -> list[list[str]]:
+    return [pair.split(" ~ ") for pair in text.strip().replace("\n", "   ").split("   ")]

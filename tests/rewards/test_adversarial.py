@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,34 @@ def test_hundreds_of_pairs_of_formulas_that_are_not_the_same() -> None:
     assert len(pairs) >= 800
     both_ways = [(one, other) for one, other in pairs] + [(other, one) for one, other in pairs]
     assert [pair for pair in both_ways if math_scorer.compare(*pair) is True] == []
+
+
+def test_ordinary_right_answers_are_found_right() -> None:
+    pairs = adversarial_math.ordinary_pairs()
+    assert len(pairs) >= 150
+    assert [pair for pair in pairs if math_scorer.compare(*pair) is not True] == []
+
+
+def test_references_of_a_dataset_are_right_however_they_are_written(shared_dir: Path) -> None:
+    """DeepMath's 4,994, as they stand and with what differs between writers."""
+    lines = (shared_dir / "data/deepmath/deepmath_5k.jsonl").read_text().splitlines()
+    ways: list[Any] = [
+        lambda text: text,
+        lambda text: f"${text}$",
+        lambda text: f"\n{text}\n",
+        lambda text: text.replace("\\frac", "\\dfrac").replace("\\ddfrac", "\\dfrac"),
+        lambda text: text.replace("\\left", "").replace("\\right", ""),
+        lambda text: re.sub(r"\^(\w)(?!\w)", r"^{\1}", text),
+        lambda text: f"x = {text}" if re.fullmatch("-?[0-9]+", text) else text,
+        lambda text: f"{text} \\text{{ ways}}" if re.fullmatch("[0-9]+", text) else text,
+    ]
+    wrong = [
+        (truth, way(truth))
+        for truth in (json.loads(line)["answer"] for line in lines)
+        for way in ways
+        if math_scorer.score("deepmath", f"Thus $\\boxed{{{way(truth)}}}$", truth)["score"] != 1.0
+    ]
+    assert (len(lines), wrong) == (4994, [])
 
 
 PIECES = [*"0123456789xyfe+-*/^_{}()[],.=<|!% $\\'", "\\frac", "\\sqrt", "\\text", "\\begin", "\\pi"]

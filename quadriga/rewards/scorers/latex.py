@@ -29,7 +29,8 @@ _REWRITTEN = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"(?<=[0-9])(?:\{,\}|,?\\[!,]|\\,)(?=[0-9]{3}(?![0-9]))", ""),  # thousands, the LaTeX way
     (r"([0-9]*)\.([0-9]*)\\overline\s*\{([0-9]+)\}", lambda match: _repeating(*match.groups())),
     (r"\\(?:left|right|big|Big|bigl|bigr|Bigl|Bigr|bigg|Bigg)(?![A-Za-z])\s*\.?", ""),
-    (r"\\(?:displaystyle|textstyle|limits|quad|qquad|[!,;: ])(?![A-Za-z])|~", " "),
+    (r"\\(?:displaystyle|textstyle|limits|quad|qquad)(?![A-Za-z])|(?<!\\)\\[!,;: ]|~", " "),
+    (r"\\varnothing(?![A-Za-z])|∅", r"\\emptyset "),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"\\frac\s*\{\s*d(?=[^{}]*\}\s*\{\s*d)", r"\\derivative "),
     (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
@@ -80,6 +81,22 @@ def tokens_of(text: str) -> list[str]:
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     return _TOKEN.findall(text)
+
+
+def look_same(one: list[str], other: list[str]) -> bool:
+    """Whether two formulas are written alike, but for braces around one character or command: `x^{n}` and `x^n`."""
+    return _without_braces(one) == _without_braces(other)
+
+
+def _without_braces(tokens: list[str]) -> list[str]:
+    kept: list[str] = []
+    for token in tokens:
+        kept.append(token)
+        if len(kept) > 3 and kept[-4] in "^_" and kept[-3] == "{" and token == "}":
+            inner = kept[-2]
+            if (inner.isalnum() and len(inner) == 1) or inner[1:].isalpha():  # log_23 may be read as log_2 3
+                kept[-3:] = [inner]
+    return kept
 
 
 def _repeating(whole: str, fixed: str, repeated: str) -> str:

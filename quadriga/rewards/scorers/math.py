@@ -12,12 +12,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quadriga.errors import DataError
+from quadriga.rewards.scorers import gsm8k
 from quadriga.rewards.scorers.extract import last_boxed
-from quadriga.rewards.scorers.latex import Formula, Unsure, parse, proportional, same, tokens_of
+from quadriga.rewards.scorers.latex import Formula, Unsure, look_same, parse, proportional, same, tokens_of
 
 _MAX_CHARACTERS = 2_000
 _THOUSANDS = re.compile(r"[-−]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|texttt|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_JOINED = re.compile(r"(?<![\\A-Za-z])(and|or)(?![A-Za-z])")
+_COUNTED = re.compile(  # \text{ A} may be a symbol
+    r"(-?[0-9][0-9,.]*)(?:\\[,; ]|[\s~])*\\(?:text|textrm|mbox|mathrm)\s*\{(?!\s*[A-Z]\s*\})([^{}]*)\}(?:\^(?:[23]|\{[23]\}))?"
+)
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _MATH_MARKS = re.compile(r"(?<!\\)\\[\[\]()]|(?<!\\)\$")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
 _SHORT_WORD = re.compile("[A-Za-z]{2,}")  # where there is nothing else
@@ -41,6 +48,10 @@ _RELATIONS = {
     r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", r"\in": "in", r"\equiv": "equiv",
     r"\approx": "approx", r"\to": "to", r"\rightarrow": "to", r"\sim": "sim", r"\subset": "subset", r"\mid": "|", ":": ":",
 }  # fmt: skip
+_NAME = re.compile(
+    r"(\\angle( [A-Z]){1,3}|[A-Z]( [A-Z]){1,2}|(\\[A-Za-z]+|[A-Za-z])( ')?( _ (\w|\{ [\w ]+ \}))?"
+    r"( \( [A-Za-z0-9]( , [A-Za-z0-9])* \))?)"
+)
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 
 Verdict = bool | None
@@ -61,9 +72,14 @@ def compare(truth: str, answer: str) -> Verdict:
     """Whether two answers mean the same; None where that cannot be told."""
     if max(len(truth), len(answer)) > _MAX_CHARACTERS:
         return None
+    if (plain := _unwrapped(truth)) and plain == _unwrapped(answer):
+        return True  # \text{June 20} and June 20
     wanted, given = _Answer(truth), _Answer(answer)
     if not wanted.text and not wanted.words:
         return None
+    is_plain = not (wanted.words or wanted.units or "percent" in given.units)
+    if is_plain and (counted := _counted(wanted.text, answer)) is not None:
+        return counted
     if wanted.words != given.words:
         # "3% profit" is neither "3% loss" nor surely "3%".
         return False if wanted.words and given.words and wanted.text == given.text else None
@@ -74,11 +90,28 @@ def compare(truth: str, answer: str) -> Verdict:
             return None  # 50 may have been meant as a percentage, 0.5 hardly
     if min(len(side.words + side.units) for side in (wanted, given)) > 1 and wanted.in_order != given.in_order:
         return None  # "3 hours 20 minutes", "Tom > Jerry": it matters which word stands where
-    if len(wanted.joined_by | given.joined_by) > 1 and re.search(r"[<>]|\\[lg]", wanted.text):
-        return None
+    if len(wanted.joined_by | given.joined_by) > 1 and (
+        re.search(r"[<>]|\\[lg]", wanted.text) or len(set(_LETTER.findall(wanted.text))) > 1
+    ):
+        return None  # of solutions of one equation it does not matter; of conditions it does
     if wanted.words and not (wanted.text or given.text):
         return True
     return _compare(wanted.text, given.text)
+
+
+def _unwrapped(answer: str) -> str:
+    return " ".join(_MATH_MARKS.sub(" ", _TEXT.sub(r" \1 ", answer)).split()).removesuffix(".")
+
+
+def _counted(truth: str, answer: str) -> Verdict:
+    r"""Whether `27 \text{ pages}` is as many as a reference that is a mere number, as word problems are judged. None: no such
+    answer."""
+    truth = truth.replace(",", "") if _THOUSANDS.fullmatch(truth) else truth
+    match = _COUNTED.fullmatch(_MATH_MARKS.sub("", answer).strip().removesuffix("."))
+    if match is None or not _NUMBER.fullmatch(truth):
+        return None
+    plain = gsm8k.extract_solution(f"#### {match.group(1)} {match.group(2)}")
+    return None if plain is None else gsm8k.value_of(plain) == gsm8k.value_of(truth)
 
 
 def _is_above_one(text: str) -> bool:
@@ -103,7 +136,7 @@ class _Answer:
             return " "
 
         text = " ".join(answer.split())
-        self.in_order = re.findall(r"[0-9.]+|[a-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text).lower())
+        self.in_order = re.findall(r"[0-9]*\.?[0-9]+|[a-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text).lower())
         text, dollars = re.subn(r"\\\$|^\$(?=[^$]*$)", " ", text)
         text = _MATH_MARKS.sub(" ", text.replace(r"\%", "%"))
         if _FUNCTION.search(text):
@@ -111,7 +144,9 @@ class _Answer:
         text = _ORDINAL.sub(r" \\text{\1} ", text)
         text, degrees = _DEGREES.subn(" ", text)
         text, percents = re.subn("%", " ", text)
-        text = _TEXT.sub(keep, text)
+        text = _JOINED.sub(keep, _TEXT.sub(keep, text))
+        if self.joined_by:
+            text = re.sub(r",\s*(?=,)", "", text)
         if not re.search(r"\\begin", text):
             word = _SHORT_WORD if re.fullmatch("[A-Za-z .]+", text) and _IS_PROSE.search(text) else _WORD
             text = word.sub(lambda match: match.group() if match.group() in _KNOWN else keep(match), text)
@@ -158,7 +193,7 @@ def _compare(truth: str, answer: str) -> Verdict:
     if r"\begin" in truth or r"\begin" in answer:
         return _compare_matrices(truth, answer)
     wanted, given = tokens_of(truth), tokens_of(answer)
-    if wanted == given:
+    if look_same(wanted, given):
         return bool(wanted)
     if all(map(_is_bare_word, (wanted, given))):
         return None if len(wanted) > 1 else False
@@ -176,7 +211,7 @@ def _is_bare_word(tokens: Sequence[str]) -> bool:
 def _compare_matrices(truth: str, answer: str) -> Verdict:
     wanted, given = (_MATRIX.fullmatch(_BRACKETS.sub(r"\1\2", text).strip()) for text in (truth, answer))
     if wanted is None or given is None:
-        return True if tokens_of(truth) == tokens_of(answer) else None
+        return True if look_same(tokens_of(truth), tokens_of(answer)) else None
     left, right = (_cells(match.group(2)) for match in (wanted, given))
     if [len(row) for row in left] != [len(row) for row in right]:
         return False
@@ -199,6 +234,7 @@ def _all(verdicts: Iterable[Verdict]) -> Verdict:
 
 def _compare_lists(wanted: list[str], given: list[str]) -> Verdict:
     """What is separated by commas outside of brackets may come in any order."""
+    wanted, given = _what_it_is_in(wanted, given), _what_it_is_in(given, wanted)
     if any(len(_split(side, {","})) > 1 < len(_split(side, {";"})) for side in (wanted, given)):
         raise Unsure("a list of lists")
     left, right = _split(wanted, {",", ";"}), _split(given, {",", ";"})
@@ -206,7 +242,20 @@ def _compare_lists(wanted: list[str], given: list[str]) -> Verdict:
         left, right = _split(wanted, {r"\cup"}), _split(given, {r"\cup"})
         if len(left) == len(right) == 1:
             return _compare_one(wanted, given)
+    elif 1 in (len(left), len(right)):
+        left, right = _elements(left), _elements(right)  # 1, 2 and \{1, 2\}
     return _compare_in_any_order(left, right)
+
+
+def _what_it_is_in(tokens: list[str], other: list[str]) -> list[str]:
+    r"""The set in `x \in (0, 1)`, where the other answer is the set itself."""
+    belongs = len(tokens) > 2 and tokens[0].isalpha() and tokens[1] == r"\in"
+    return tokens[2:] if belongs and not _RELATIONS.keys() & {*tokens[2:], *other} else tokens
+
+
+def _elements(items: list[list[str]]) -> list[list[str]]:
+    group = _group(items[0]) if len(items) == 1 and items[0] else None
+    return group[2] if group is not None and group[0] == r"\{" else items
 
 
 def _compare_in_any_order(left: list[list[str]], right: list[list[str]]) -> Verdict:
@@ -239,14 +288,15 @@ def _both_signs(item: list[str]) -> list[list[str]]:
 def _compare_one(wanted: list[str], given: list[str]) -> Verdict:
     if not wanted or not given:
         return None
-    if wanted == given:
+    if look_same(wanted, given):
         return True
     if r"\pm" in wanted or r"\pm" in given:
         return _compare_in_any_order([wanted], [given])
-    groups = [_group(side) for side in (wanted, given)]
-    if any(group is not None for group in groups):
-        return _compare_groups(*groups)
     chains = [_chain(side) for side in (wanted, given)]
+    groups = [_group(side) for side in (wanted, given)]
+    one_is_named = [bool(relations) for _, relations in chains] in ([True, False], [False, True])
+    if any(group is not None for group in groups) and not one_is_named:
+        return _compare_groups(*groups)
     if any(len(chain[1]) for chain in chains):
         return _compare_relations(*chains)
     return same(_formula(wanted), _formula(given))
@@ -300,6 +350,8 @@ def _compare_relations(wanted: tuple[list[list[str]], list[str]], given: tuple[l
         sides, relations, other = (left, left_by, right[0]) if left_by else (right, right_by, left[0])
         if relations != ["="] or not _is_a_name(sides[0]):
             return None
+        if sides[0][0] == "(" and sides[0].count(",") != sides[1].count(","):
+            return None
         return _compare_one(sides[1], other)
     if left_by == right_by:
         verdict = _all(_compare_one(*pair) for pair in zip(left, right))
@@ -316,11 +368,12 @@ def _compare_relations(wanted: tuple[list[list[str]], list[str]], given: tuple[l
 
 
 def _is_a_name(tokens: list[str]) -> bool:
-    """`x`, `x_1`, `f(x)`: what an answer is assigned to."""
+    r"""`x`, `x_1`, `f(x)`, `P(A)`, `AB`, `\angle ABC`, `(x, y)`: what an answer is assigned to."""
     name = " ".join(tokens)
-    return len(tokens) < 10 and bool(
-        re.fullmatch(r"(\\[A-Za-z]+|[A-Za-z])( ')?( _ (\w|\{ [\w ]+ \}))?( \( [a-z]( , [a-z])* \))?", name)
-    )
+    if tokens and tokens[0] == "(":  # (y, x) is another order than that of the answer
+        letters = tokens[1:-1:2]
+        return bool(re.fullmatch(r"\( [a-z]( , [a-z])+ \)", name)) and letters == sorted(set(letters))
+    return len(tokens) < 10 and bool(_NAME.fullmatch(name))
 
 
 def _split(tokens: list[str], separators: set[str]) -> list[list[str]]:
