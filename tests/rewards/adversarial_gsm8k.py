@@ -285,6 +285,13 @@ FLEXIBLE_RIGHT = [  # (reference, response without a number right after the mark
     ("-3", "the change is -3"),
     ("2.5", "it takes 2 1/2 hours"),
     ("1000", "about 1e3 people"),
+    ("72", "### 72"),
+    ("72", "<answer>72</answer>"),
+    ("72", "So it is\n<answer> 72 clips </answer>"),
+    ("20", "She has 20 apples left over."),
+    ("10", "He saved $10 more than his sister."),
+    ("10", "There are 10 more boys than girls."),
+    ("6", "Everybody gets 6 half-pint bottles."),
 ]
 
 FLEXIBLE_WRONG = [
@@ -310,6 +317,25 @@ FLEXIBLE_WRONG = [
     ("3", "#### one of 2 or 3"),
     ("7", "#### 3 + 7"),
     ("7", "v1.7"),
+    ("7", "#7"),
+    ("7", "see ## 7"),
+    ("7", "6 <7>"),
+    ("7", "x<7"),
+    ("7", "<answer>6</answer> 7 <b>8</b>"),
+    ("7", "<sup>-</sup>7"),
+    ("7", "10<sub>7"),
+    ("7", "10<sup>7</sup>"),
+    ("7", "It is less than 7."),
+    ("7", "It is more than 7"),
+    ("5", "It is 5 more than six."),
+    ("5", "It is 5 less than ten"),
+    ("5", "It is 5 less than x."),
+    ("5", "It is 5 one-halves"),
+    ("5", "It is 5 two-thirds"),
+    ("5", "It is 5 half-dozen"),
+    ("5", "It is 5 ten-thousandths"),
+    ("5", "5 over six"),
+    ("5", "5 left over six"),
 ]
 
 GSM_HARD_RIGHT = [  # (reference, response)
@@ -416,4 +442,11 @@ BESIDE_WORDS = [  # (reference, response): words that leave the number as it is
     ("5", "#### 5 \\text{ cm}"),
     ("5", "#### $5^\\circ$"),
     ("5", "#### 5元"),
+    ("4", "#### 4 more than before"),
+    ("10", "#### $10 more than his sister"),
+    ("5", "#### 5 one-dollar bills"),
+    ("3", "#### 3 quarter-pound burgers"),
+    ("2", "#### 2 half-gallon jugs"),
+    ("12", "#### 12 four-leaf clovers"),
+    ("20", "#### 20 apples left over"),
 ]

@@ -54,16 +54,21 @@ _CHANGES = (  # words beside a number that make it another one, or none
     "hundred hundreds thousand thousands mil mn bn million millions billion billions trillion trillions lakh lakhs crore "
     "crores dozen dozens score gross tens st nd rd th squared cubed factorial plus minus negative divided multiplied mod modulo "
     "choose root sqrt pi point base log ln power or nor not no never wrong incorrect maybe perhaps actually remainder rem over "
-    "than least most twice double triple"
+    "least most twice double triple"
 )
 _POINTS_ELSEWHERE = (
-    "step equation problem question square cube reciprocal inverse up b c d e f g h j k m n p q r t u v w x y z"
+    "than step equation problem question square cube reciprocal inverse up b c d e f g h j k m n p q r t u v w x y z"
 )
 _AFTER, _BEFORE = set(_CHANGES.split()), set(f"{_CHANGES} {_POINTS_ELSEWHERE}".split())
 _NEW_CLAUSE = re.compile(
     r"(?i)[=:\n!?]|[.](?=\s)|\b(?:is|are|was|were|be|equals|(?:equal|comes?|amounts?|adds? up) to|makes?|gets?|earns?|has|have|so"
     r"|thus|therefore|hence|then|that)\b"
 )
+_KINDS = re.compile(  # "5 one-dollar bills", "20 left over": no numbers
+    r"(?i)\b(?:one|two|three|four|five|six|seven|eight|nine|ten|half|quarter|third|fourth|fifth|double|triple)-"
+    rf"(?!(?:{'|'.join(_CHANGES.split())})\b)(?=[a-z]{{3}})|(?<=\bleft)[- ]over\b"
+)
+_LABEL = re.compile(r"(?:^|(?<=\n))[ \t]*#{1,3}[ \t]+$|<[A-Za-z][^<>0-9]*>[ \t]*$")  # a heading, a tag
 _OPENED = re.compile(r"(?:[\"'({\[$€£¥*_`]|\\[(\[$]|\\(?:boxed|fbox|text|textbf|mathbf)[ \t]*\{)+$")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac[ ]*(?:\{([0-9]+)\}|([0-9]))[ ]*(?:\{([0-9]+)\}|([0-9]))")
 _ONE_SIGN = re.compile("[¼½¾⅐-⅞↉]")  # a fraction in one character: 1½ is a mixed number
@@ -116,7 +121,7 @@ def _number_alone(text: str) -> str | None:
 
 def _leaves_it(after: str) -> bool:
     """Whether the rest of the line leaves the number before it as it is."""
-    line = _MARKUP.sub(" ", after.partition("\n")[0])
+    line = _KINDS.sub("", _MARKUP.sub(" ", after.partition("\n")[0]))
     if re.match(r"[.,]\w|!!", line):
         return False
     said = _EXPLANATION.split(line, maxsplit=1)[0]
@@ -149,7 +154,7 @@ def _last_number(text: str) -> str | None:
 
 def _begins_there(before: str) -> bool:
     """Whether a number after this text is a statement of its own, no part of an expression, a list or a range."""
-    opened = _OPENED.sub("", before)
+    opened = _LABEL.sub("\n", _OPENED.sub("", before))
     if re.search(r"(?:[-−–—+*/×÷^√_<>≤≥≠≈~)\]}#\\%‑‐]|!=|:)[ \t]*$|\w$|[0-9][.,]\s?$|\\[A-Za-z]+\s*$", opened):
         return bool(re.search(r"(?<![0-9]):[ \t]*$|[A-Za-z ]:\**[ \t]*$", opened))
     clause = _NEW_CLAUSE.split(opened)[-1]
