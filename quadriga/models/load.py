@@ -6,9 +6,10 @@ without memory, with a reader that fills each rank's part when the model has bee
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def _load(
         check_weight_files(folder)
         reader = WeightReader(module, folder)
         return _Loaded(module, folder, reader.info, reader)
-    with readable_load_errors(source, what):
+    with readable_load_errors(source, what), _without_a_report():
         module, info = auto_class.from_pretrained(
             source,
             config=model_config,
@@ -227,6 +228,22 @@ def _load(
             ignore_mismatched_sizes=True,  # `check_weights` names them; transformers only prints them
         )
     return _Loaded(module, source, info)
+
+
+@contextmanager
+def _without_a_report() -> Iterator[None]:
+    """transformers prints a table of weights that do not fit, and says that it has made up the missing ones: here they are an
+    error, or a head that is replaced."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _outline(auto_class: Any, what: str, source: Path | str, model_config: Any, trust_remote_code: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 
 import pytest
@@ -56,6 +57,24 @@ def test_a_missing_weight_is_named(folder):
     change(folder, lambda stored: stored.pop("model.layers.0.self_attn.q_proj.weight"))
     assert "missing: model.layers.0.self_attn.q_proj.weight" in refusal(folder)
     assert "missing: model.layers.0.self_attn.q_proj.weight" in refusal(folder, load_value_model)
+
+
+def test_transformers_says_nothing_of_weights_that_it_made_up(folder):
+    """They are an error, or a critic's new head."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    transformers.logging.set_verbosity_warning()
+    try:
+        change(folder, lambda stored: stored.pop("lm_head.weight"))
+        load_value_model(ModelConfig(path=str(folder)))
+        refusal(folder)
+    finally:
+        transformers.logging.set_verbosity_error()
+        logger.removeHandler(handler)
+    assert said == []
 
 
 def test_an_unexpected_weight_is_named(folder):
