@@ -13,7 +13,7 @@ from quadriga.trainer.main_ppo import run_ppo
 
 def main(overrides: list[str]) -> None:
     config = compose(overrides, config_name="quickstart")
-    config.trainer.experiment_name = "from_python"
+    config.trainer.project_name = "from_python"
     run_ppo(config)
 
 

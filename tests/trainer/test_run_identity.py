@@ -51,6 +51,15 @@ def test_the_commands_of_the_readme_follow_each_other(task, capsys):
     assert all(1 in recorded(folder) for folder in folders)
 
 
+def test_a_quickstart_with_a_name_goes_on_where_it_was(task, capsys):
+    """As the first page and the run's own first line say."""
+    short = ["trainer.executor=local", "data.train_batch_size=8", "data.val_max_samples=8", "trainer.device=cpu"]
+    for steps in (1, 2):
+        run_ppo(compose([*short, "trainer.experiment_name=mine", f"trainer.total_training_steps={steps}"], "quickstart"))
+        assert "a new run" not in capsys.readouterr().out
+    assert recorded(Path("outputs/quadriga/mine")) == [0, 1, 2]
+
+
 def test_a_name_of_ones_own_is_gone_on_with_and_said_to_be_over(task, capsys):
     task["trainer"]["experiment_name"] = "mine"
     run_ppo(task)
