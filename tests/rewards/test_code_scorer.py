@@ -300,3 +300,17 @@ def test_reference_programs_pass_their_own_tests(shared_dir: Path) -> None:
         truth = {k: row[k] for k in ("prompt", "test", "entry_point")}
         assert judged(f"```python\n{row['canonical_solution']}\n```", truth)[0] == 1.0
         assert judged(f"```python\n{row['prompt']}    return None\n```", truth)[0] == 0.0
+
+
+def test_a_whole_function_may_call_what_its_prompt_defines(shared_dir: Path) -> None:
+    """Chat models give the function without the imports and the helpers that stand before it in the prompt."""
+    with gzip.open(shared_dir / "data/humaneval/HumanEval.jsonl.gz", "rt") as lines:
+        rows = [row for row in map(json.loads, lines) if row["prompt"].count("def ") > 1]
+    assert len(rows) >= 4
+    for row in rows:
+        function = row["prompt"][row["prompt"].rindex(f"def {row['entry_point']}(") :] + row["canonical_solution"]
+        truth = {k: row[k] for k in ("prompt", "test", "entry_point")}
+        for answer in (function, f"from math import *\n{function}", row["prompt"] + row["canonical_solution"]):
+            assert judged(f"```python\n{answer}\n```", truth)[0] == 1.0, answer
+        wrong = function.replace(f"def {row['entry_point']}(", f"def {row['entry_point']}_too(", 1)
+        assert judged(f"```python\n{wrong}\n```", truth)[0] == 0.0, wrong

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,8 +98,14 @@ def _program(solution_str: str, task: _Task) -> str | None:
         code = solution_str if solution_str.strip() and _compiles(task.prompt + solution_str) else None
     if code is None:
         return None
-    # A HumanEval answer may be the whole function or only what follows the prompt.
-    return task.prompt + code if task.prompt and f"def {task.entry_point}" not in code else code
+    if not task.prompt:
+        return code
+    # A HumanEval answer may be only what follows the prompt, or the whole function, which may call others of the prompt.
+    defined = re.compile(rf"^[ \t]*(?:async )?def {re.escape(task.entry_point)}\s*\(", re.MULTILINE)
+    if defined.search(code) is None:
+        return task.prompt + code
+    before = defined.split(task.prompt, maxsplit=1)[0]
+    return code if "__future__" in code else f"{before}\n{code}"
 
 
 def _compiles(code: str) -> bool:
