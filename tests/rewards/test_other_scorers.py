@@ -63,6 +63,9 @@ def test_countdown_refuses_other_numbers_or_another_value(response: str) -> None
         "<answer>(((32</answer>",
         "<answer>" + "(" * 400 + "1" + ")" * 400 + "</answer>",
         "<answer>3 4</answer>",
+        "<answer>32 + 57 - 59 = 31</answer>",
+        "<answer>31 = 32 + 57 - 59</answer>",
+        "<answer>32 + 57 = 89 - 59 = 30</answer>",
     ],
 )
 def test_countdown_without_an_expression_is_unparsed(response: str) -> None:
@@ -81,6 +84,31 @@ def test_countdown_reference_solutions_score_one(shared_dir: Path) -> None:
         row = json.loads(line)
         truth = {"target": row["target"], "numbers": row["nums"]}
         assert countdown.score("countdown", f"<answer>{row['solution']}</answer>", truth)["score"] == 1.0, row
+
+
+def test_countdown_is_never_fooled_by_what_is_nearly_a_solution(shared_dir: Path) -> None:
+    """Twelve wrong answers made of each of fifty solutions: other numbers, another value, a number too many or too few, no sum."""
+    lines = (shared_dir / "data/countdown/test.jsonl").read_text().splitlines()[:50]
+    fooled = []
+    for row in map(json.loads, lines):
+        solution, first, target = row["solution"], row["nums"][0], row["target"]
+        answers = [
+            str(target),
+            f"{solution} + 0",
+            f"{solution} + 1",
+            f"({solution}) * 1",
+            f"({solution}) + {first} - {first}",
+            f"{solution} = {target + 1}",
+            f"{target} - 1 = {solution}",
+            f"{solution}, {solution}",
+            f"{solution}!",
+            f"{target} # {solution}",
+            f"-({solution})",
+            f"{solution} // 1",
+        ]
+        truth = {"target": target, "numbers": row["nums"]}
+        fooled += [a for a in answers if countdown.score("countdown", f"<answer>{a}</answer>", truth)["score"] != 0]
+    assert (len(lines), fooled) == (50, [])
 
 
 @pytest.mark.parametrize("truth", ["30", {"target": 30}, [1, 2], {"target": "x", "numbers": [1]}])

@@ -67,6 +67,8 @@ def extract_expression(text: str) -> str | None:
         answer = answer.replace(latex, plain)
     answer = answer.translate(_SYMBOLS).strip().rstrip(".")
     sides = [side.strip() for side in answer.split("=")]
+    if len({found[0] for side in sides if (found := evaluate(side)) is not None}) > 1:
+        return answer  # "1 + 2 = 4" is no expression
     # "30 = a + b" and "a + b = 30" are both written; the side with an operator is the expression.
     return next((side for side in sides if re.search(r"[-+*/(]", side)), sides[0]) or None
 
