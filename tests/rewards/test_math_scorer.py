@@ -116,6 +116,34 @@ def test_without_a_box_the_answer_is_unparsed() -> None:
     assert not math_scorer.score("math", "the answer is 42", "42")["parsed"]
 
 
+@pytest.mark.parametrize(
+    ("response", "score", "parsed"),
+    [
+        ("So it is 34.\n\nAnswer: 34", 1.0, True),
+        ("Answer: $34$", 1.0, True),
+        ("answer:34.\n", 1.0, True),
+        ("**Answer:** 34", 1.0, True),
+        ("**Final Answer**: **34**", 1.0, True),
+        ("The answer is: $\\frac{68}{2}$", 1.0, True),
+        ("Answer: 12\nNo.\nAnswer: 34", 1.0, True),
+        ("Answer: 12, so\n\\boxed{34}", 1.0, True),
+        ("Answer: 34\nAnswer: 12", 0.0, True),
+        ("Answer: 35", 0.0, True),
+        ("Answer: 3 4", 0.0, False),
+        ("Answer: 34 or 35", 0.0, True),
+        ("Answer: not 34", 0.0, False),
+        ("Answer:\n34", 0.0, False),
+        ("Answer:", 0.0, False),
+        ("My Answer: 34", 0.0, False),
+        ("Answer: 34\n\\boxed{12", 0.0, False),
+        ("The answer of step 1: 34", 0.0, False),
+    ],
+)
+def test_dapos_prompts_ask_for_a_line_that_begins_with_answer(response: str, score: float, parsed: bool) -> None:
+    result = math_scorer.score("math_dapo", response, "34")
+    assert (result["score"], result["parsed"]) == (score, parsed), result
+
+
 def test_the_reference_may_be_a_whole_solution() -> None:
     assert math_scorer.score("math", "\\boxed{0.5}", "We get $\\boxed{\\frac{1}{2}}$.")["score"] == 1.0
 

@@ -1,5 +1,7 @@
 r"""MATH and other competition mathematics: the last balanced `\boxed{…}` or `\fbox{…}`, compared for equivalence.
 
+Without one, what follows the last "Answer:" at the beginning of a line counts: DAPO's prompts ask for that.
+
 Both answers are taken apart the same way: words and units, lists, tuples, sets, intervals and unions, matrices, equations
 and inequalities; what is left is compared as formulas (`latex.py`). The verdict is yes, no, or *cannot compare*: an
 answer that is not understood whole counts as unparsed, never as right.
@@ -19,6 +21,8 @@ from quadriga.rewards.scorers.latex import Formula, Unsure, look_same, parse, pr
 _MAX_CHARACTERS = 2_000
 _THOUSANDS = re.compile(r"[-−]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|texttt|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_STATED = re.compile(r"(?im)^[ \t*_#>-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]*(?:is[ \t]*)?[*_]*:[ \t]*([^\n]*)$")
 _JOINED = re.compile(r"(?<![\\A-Za-z])(and|or)(?![A-Za-z])")
 _COUNTED = re.compile(  # \text{ A} may be a symbol
     r"(-?[0-9][0-9,.]*)(?:\\[,; ]|[\s~])*\\(?:text|textrm|mbox|mathrm)\s*\{(?!\s*[A-Z]\s*\})([^{}]*)\}(?:\^(?:[23]|\{[23]\}))?"
@@ -59,8 +63,12 @@ Verdict = bool | None
 
 
 def extract_solution(solution_str: str) -> str | None:
-    r"""Content of the last balanced `\boxed{…}` / `\fbox{…}`, or None."""
-    return last_boxed(solution_str)
+    r"""Content of the last balanced `\boxed{…}` / `\fbox{…}`, else the last line "Answer: …", or None."""
+    boxed = last_boxed(solution_str)
+    if boxed is not None or _BOX.search(solution_str):
+        return boxed
+    stated = _STATED.findall(solution_str)
+    return stated[-1].replace("**", "").strip() or None if stated else None
 
 
 def is_equivalent(truth: str, answer: str) -> bool:
