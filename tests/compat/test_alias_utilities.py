@@ -26,6 +26,8 @@ def test_answers_after_a_mark_or_in_a_box_are_scored_by_one_and_minus_one() -> N
     assert (right["score"], right["acc"], right["pred"]) == (1.0, True, "3")
     assert math_dapo.compute_score("so \\boxed{4}", "3")["score"] == -1.0
     assert math_dapo.verify("\\boxed{3}", "3") == (True, "3")
+    assert math_dapo.verify("Thus\nAnswer: 3", "3") == (True, "3")
+    assert math_dapo.verify("Thus\nAnswer: 3", "3", strict_box_verify=True) == (False, None)
     for source in ("math_dapo", "aime2024", "aime_2025", "math"):
         told = default_compute_score(source, "thus \\boxed{3}", "3")
         assert isinstance(told, dict)

@@ -106,8 +106,9 @@ class math_dapo:
     def compute_score(
         solution_str: str, ground_truth: str, strict_box_verify: bool = False, pause_tokens_index: Any = None
     ) -> dict[str, Any]:
-        source = "lighteval/MATH" if strict_box_verify else "math_dapo"
-        result = _scored(source, solution_str, ground_truth)
+        if strict_box_verify and last_boxed(solution_str) is None:
+            return {"score": -1.0, "acc": False, "pred": None}
+        result = _scored("math_dapo", solution_str, ground_truth)
         right = bool(result.get("acc", result["score"] > 0))
         return {"score": 1.0 if right else -1.0, "acc": right, "pred": result.get("pred")}
 
