@@ -55,7 +55,9 @@ def test_a_quickstart_with_a_name_goes_on_where_it_was(task, capsys):
     """As the first page and the run's own first line say."""
     short = ["trainer.executor=local", "data.train_batch_size=8", "data.val_max_samples=8", "trainer.device=cpu"]
     for steps in (1, 2):
-        run_ppo(compose([*short, "trainer.experiment_name=mine", f"trainer.total_training_steps={steps}"], "quickstart"))
+        run_ppo(
+            compose([*short, "trainer.experiment_name=mine", f"trainer.total_training_steps={steps}"], "quickstart")
+        )
         assert "a new run" not in capsys.readouterr().out
     assert recorded(Path("outputs/quadriga/mine")) == [0, 1, 2]
 
