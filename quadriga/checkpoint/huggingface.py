@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -27,6 +28,8 @@ from quadriga.models.token_model import PolicyModel, ScalarModel
 PART = "huggingface"
 """The folder's name in a checkpoint."""
 _READABLE = 0o644
+_SAMPLE = "What is 12 + 7? \n\tThe \u201canswer\u201d is \\boxed{19}, w1 w2 ab \u00e9\u6f22"
+_LOG = logging.getLogger(__name__)
 
 
 class ModelExport:
@@ -67,7 +70,7 @@ class ModelExport:
             folder = Path(tempfile.mkdtemp(prefix=".rehearsal-", dir=near))
         try:
             self.write(folder, {})
-            _read_description(folder, len(self._tokenizer), trust_remote_code)
+            _read_description(folder, self._tokenizer, trust_remote_code)
         except CheckpointError:
             raise
         except Exception as error:  # whatever stops it now would stop every checkpoint
@@ -186,7 +189,7 @@ def load_exported(folder: Path, target: Path) -> Loaded:
     return Loaded(sum(p.numel() for p in model.parameters()), str(model.dtype).removeprefix("torch."))
 
 
-def _read_description(folder: Path, tokens: int, trust_remote_code: bool) -> None:
+def _read_description(folder: Path, tokenizer: Any, trust_remote_code: bool) -> None:
     """Read back all that `rehearse` wrote, as others will."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -194,12 +197,18 @@ def _read_description(folder: Path, tokens: int, trust_remote_code: bool) -> Non
     AutoConfig.from_pretrained(folder, **trust)
     if (folder / "generation_config.json").is_file():
         GenerationConfig.from_pretrained(folder, local_files_only=True)
-    read = len(AutoTokenizer.from_pretrained(folder, **trust))
-    if read != tokens:
+    read = AutoTokenizer.from_pretrained(folder, **trust)
+    # transformers chooses the class by config.json too: beside some models it makes another tokenizer of the same files.
+    change = (
+        f"a {type(tokenizer).__name__} with {len(tokenizer)} tokens becomes a {type(read).__name__} with {len(read)}"
+    )
+    if read.get_vocab() != tokenizer.get_vocab():
         raise CheckpointError(
-            f"the tokenizer has {tokens} tokens, but only {read} of them after it is saved and loaded again",
-            "give a tokenizer that save_pretrained keeps whole",
+            f"the tokenizer is another one after it is saved beside this model and loaded again: {change}",
+            "give the model's own tokenizer, or one of a class that transformers keeps for this kind of model",
         )
+    if read.encode(_SAMPLE) != tokenizer.encode(_SAMPLE):
+        _LOG.warning("saved beside this model, the tokenizer will read text differently: %s", change)
 
 
 def model_path(path: str) -> str:

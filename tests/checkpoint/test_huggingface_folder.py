@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from quadriga.checkpoint.huggingface import load_exported, policy_export
 from quadriga.config.schema_models import ModelConfig
@@ -95,6 +104,20 @@ def test_what_cannot_be_saved_is_an_error_before_anything_is_trained(tmp_path, m
         export.rehearse(tmp_path / "checkpoints")
     assert "nothing has been trained yet" in caught.value.fix
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_tokenizer_that_becomes_another_beside_the_model_is_told_of_before_anything_is_trained(tmp_path, caplog):
+    """transformers reads any tokenizer beside a Qwen2 model as Qwen2's own."""
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=40, num_key_value_heads=1, **shape)).save_pretrained(tmp_path / "qwen2")
+    policy = load_policy(ModelConfig(path=str(tmp_path / "qwen2")))
+    own = load_tokenizer("builtin:arithmetic")
+    policy_export(policy, own).rehearse(tmp_path / "checkpoints")
+    assert "the tokenizer will read text differently" in caplog.text
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(9)}, unk_token="w0"))
+    export = policy_export(policy, PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2", unk_token="w0"))
+    with pytest.raises(CheckpointError, match=r"with 9 tokens becomes a Qwen2Tokenizer with 10"):
+        export.rehearse(tmp_path / "checkpoints")
 
 
 def test_a_run_that_could_not_be_saved_ends_before_its_first_step(tmp_path, monkeypatch):
