@@ -22,6 +22,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ADDED: dict[str, set[str]] = {}
 
 
+def name_of(name: Any) -> str:
+    """A name as text: a member of an Enum stands for its value, else it could be compared with no other name."""
+    return str(name.value if isinstance(name, Enum) else name)
+
+
 def allow_name(path: str, name: str) -> None:
     """Let the key `path` take `name` too: for a registry's decorator, so that names a user registers are accepted."""
     _ADDED.setdefault(path, set()).add(name)
@@ -30,11 +35,6 @@ def allow_name(path: str, name: str) -> None:
 def added_names(path: str) -> set[str]:
     """What `allow_name` has added for this key in this process."""
     return _ADDED.get(path, set())
-
-
-def _plain(name: Any) -> str:
-    """A name as text: a member of an Enum stands for its value, else it could be compared with no other name."""
-    return str(name.value if isinstance(name, Enum) else name)
 
 
 class Registry(Generic[F]):
@@ -60,7 +60,7 @@ class Registry(Generic[F]):
         """Decorator that registers a function under one or more names; a taken name is an error, a reload is not."""
 
         def decorate(fn: F) -> F:
-            for name in map(_plain, names):
+            for name in map(name_of, names):
                 taken = self._functions.get(name)
                 if taken is not None and _identity(taken) != _identity(fn):
                     raise ConfigError(
@@ -83,7 +83,7 @@ class Registry(Generic[F]):
         Raises:
             ConfigError: no such name (the known ones and the nearest are listed), module, file or function.
         """
-        name = _plain(name)
+        name = name_of(name)
         if name in self._functions:
             return self._functions[name]
         if ":" in name:

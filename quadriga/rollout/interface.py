@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from quadriga.errors import ConfigError, DataError, WorkerError
+from quadriga.registry import name_of
 
 
 @dataclass(frozen=True)
@@ -248,11 +249,12 @@ _ENGINES: dict[str, str | Callable[..., RolloutEngine]] = {
 
 def register_engine(name: str, factory: Callable[..., RolloutEngine]) -> None:
     """Make `create_engine(name, **arguments)` call `factory(**arguments)`."""
-    _ENGINES[name] = factory
+    _ENGINES[name_of(name)] = factory
 
 
 def create_engine(name: str, **arguments: Any) -> RolloutEngine:
     """The engine called `name`; ConfigError with the known names if there is none."""
+    name = name_of(name)
     if name not in _ENGINES:
         near = difflib.get_close_matches(name, _ENGINES, n=1)
         raise ConfigError(

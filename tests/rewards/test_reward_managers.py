@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from reward_samples import HOSTILE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from quadriga.config import load_config
 from quadriga.errors import ConfigError, DataError, RewardError
 from quadriga.protocol import DataProto
 from quadriga.rewards import (
@@ -288,6 +290,23 @@ def test_a_manager_can_be_registered(tokenizer: PreTrainedTokenizerFast, pool: R
     assert manager(batch_of(tokenizer, [("q", "#### 5", "5")])).sum() == 0.5
     with pytest.raises(ConfigError, match="already"):
         register_manager("naive")(HalfManager)
+
+
+def test_an_enum_as_the_name_of_a_manager_leaves_every_other_look_up_whole(
+    tokenizer: PreTrainedTokenizerFast, pool: RewardPool
+) -> None:
+    class Own(Enum):
+        THIRD = "third"
+
+    @register_manager(Own.THIRD)  # type: ignore[arg-type]
+    class ThirdManager(BaseRewardManager):
+        pass
+
+    assert type(build_manager("third", tokenizer, 0, pool=pool)) is ThirdManager
+    with pytest.raises(ConfigError, match=r"'naiv'. Known: batch, .*third"):
+        build_manager("naiv", tokenizer, 0, pool=pool)
+    with pytest.raises(ConfigError, match="no_such_manager"):
+        load_config({"reward_model": {"reward_manager": "no_such_manager"}})
 
 
 def test_any_class_in_a_file_can_be_the_manager(

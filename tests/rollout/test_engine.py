@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -319,7 +320,9 @@ def test_an_engine_of_ones_own_can_be_registered(monkeypatch: pytest.MonkeyPatch
         update_weights = abort = sleep = wake = None  # type: ignore[assignment]
 
     monkeypatch.setattr(interface, "_ENGINES", dict(interface._ENGINES))  # known to no other test
-    register_engine("echo-of-tests", Echo)
+    register_engine(Enum("Own", {"ECHO": "echo-of-tests"}).ECHO, Echo)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"known: echo-of-tests, native"):
+        create_engine("ech")
     engine: RolloutEngine = create_engine("echo-of-tests")
     assert next(iter(engine.generate([ask()]))).token_ids == [0, 1, 2, 3, 4]
 

@@ -11,7 +11,7 @@ import torch
 
 from quadriga.errors import ConfigError, DataError, RewardError
 from quadriga.protocol import DataProto
-from quadriga.registry import allow_name, import_named
+from quadriga.registry import allow_name, import_named, name_of
 from quadriga.rewards.functions import RewardFunction, with_columns
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardResult, RewardSample, metrics
@@ -241,6 +241,7 @@ _Class = TypeVar("_Class", bound=type)
 
 def register_manager(name: str) -> Callable[[_Class], _Class]:
     """Class decorator: make a manager known as `reward_model.reward_manager=<name>`."""
+    name = name_of(name)
 
     def keep(cls: _Class) -> _Class:
         if _MANAGERS.get(name, cls) is not cls:
@@ -254,6 +255,7 @@ def register_manager(name: str) -> Callable[[_Class], _Class]:
 
 def manager_class(name: str) -> type[Any]:
     """By registered name, by `"package.module:Class"` or by `"folder/file.py:Class"`."""
+    name = name_of(name)
     for built_in in ("kinds", "limited"):
         importlib.import_module(f"quadriga.rewards.managers.{built_in}")
     if name in _MANAGERS:
