@@ -27,6 +27,7 @@ from quadriga.rewards.scorers.extract import last_code_block
 
 @dataclass(frozen=True)
 class _Task:
+    imports: str = ""
     setup: str = ""
     tests: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
@@ -117,7 +118,7 @@ def _compiles(code: str) -> bool:
 
 
 def _run_tests(code: str, task: _Task, limits: Limits) -> tuple[list[SandboxResult], int]:
-    program = f"{task.setup}\n{code}" if task.setup else code
+    program = "\n".join(filter(None, (task.imports, code, task.setup)))  # MBPP's setup uses what the answer defines
     return [run(program, list(task.tests), limits=limits)], len(task.tests)
 
 
@@ -187,7 +188,7 @@ def _task(ground_truth: Any) -> _Task:
         tests = _texts(given.get("test_list")) or _texts(given.get("tests"))
         if tests:
             imports = "\n".join(_texts(given.get("test_imports")))
-            return _Task(setup="\n".join(filter(None, (imports, given.get("test_setup_code")))), tests=tests)
+            return _Task(imports=imports, setup=given.get("test_setup_code") or "", tests=tests)
     raise DataError(
         f"code ground truth {str(ground_truth)[:120]!r} holds no tests",
         "give test_list, test with entry_point, or inputs with outputs; see quadriga/rewards/scorers/code.py",
