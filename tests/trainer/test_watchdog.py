@@ -50,6 +50,7 @@ class Case:
             self.warnings.append,
             self.exits.append,
             last_grace_s=0.1,
+            answer_s=0.5,
         )
 
     def steps(self, seconds, count=3):
@@ -142,6 +143,22 @@ def test_the_watchdog_outlives_a_crew_that_cannot_answer_and_a_disk_that_takes_n
     assert f"the stacks cannot be written to {case.folder}" in soft
     assert "trainer.watchdog.hard_s" in hard
     assert "the workers could not be stopped: KeyError" in last[0]
+    assert case.exits == [70]
+
+
+def test_a_driver_that_hangs_with_a_lock_which_the_answers_need_is_ended(make):
+    case, lock = make(soft_s=None, hard_s=0.1, hard_factor=1), threading.Lock()
+    case.steps(0.001)
+
+    def answer(*given):
+        with lock:
+            return []
+
+    case.crew.busy = case.crew.stacks = case.crew.abandon = answer
+    with case.watchdog, case.phases("step"), case.phases("gen"), lock:
+        time.sleep(5)
+    assert "busy workers: not known (TimeoutError: no answer for 0.5 s)" in case.warnings[0]
+    assert "the workers could not be stopped: TimeoutError" in case.warnings[1]
     assert case.exits == [70]
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -22,6 +23,8 @@ KNOWN_AFTER = 3
 SHOWN_SAMPLES = 8
 LAST_GRACE_S = 20.0
 """When its workers are gone, the driver gets so long to notice; if it hangs itself, its process is ended."""
+ANSWER_S = 60.0
+"""Workers, and what the driver knows of them, are asked for so long: it may hang with a lock that the answer needs."""
 
 
 class Watchdog:
@@ -38,6 +41,7 @@ class Watchdog:
         folder: for the stacks.
         warn: shows a text to the user.
         end_process: what to do if the driver itself does not come back within `last_grace_s`.
+        answer_s: how long it waits for an answer of `crew` and `pending_samples`.
     """
 
     def __init__(
@@ -50,10 +54,13 @@ class Watchdog:
         warn: Callable[[str], None],
         end_process: Callable[[int], Any] = os._exit,
         last_grace_s: float = LAST_GRACE_S,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._config, self._phases, self._crew, self._pending_samples = config, phases, crew, pending_samples
         self._folder, self._warn, self._end_process, self._last_grace_s = folder, warn, end_process, last_grace_s
-        self._told: set[tuple[Phase, str]] = set()  # the phases themselves: an `id` comes again when its object is gone
+        self._answer_s = answer_s
+        # The phases themselves: an `id` comes again when its object is gone.
+        self._already_told: set[tuple[Phase, str]] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -88,9 +95,9 @@ class Watchdog:
                     break
 
     def _tell(self, phase: Phase, deadline: str) -> None:
-        if (phase, deadline) in self._told:
+        if (phase, deadline) in self._already_told:
             return
-        self._told.add((phase, deadline))
+        self._already_told.add((phase, deadline))
         report = self.report(phase)
         if deadline == "soft":
             self._warn(report)
@@ -98,7 +105,7 @@ class Watchdog:
         report += "\nthe workers that it waits for are stopped: trainer.watchdog.hard_s has passed"
         self._warn(report)
         try:
-            self._crew.abandon(report, phase.name)
+            _within(self._answer_s, lambda: self._crew.abandon(report, phase.name))
         except Exception as problem:  # this thread must live: it is the only one that still looks
             self._warn(f"the workers could not be stopped: {type(problem).__name__}: {problem}")
         if not self._over.wait(self._last_grace_s) and phase in self._phases.open_phases():
@@ -113,13 +120,16 @@ class Watchdog:
         history = self._phases.history(phase.path)
         usual = f", usually {in_words(median(history))}" if history else ""
         lines = [f"step {phase.step}: {phase.path} has been running for {in_words(phase.seconds)}{usual}"]
-        busy = _told(self._crew.busy, "busy workers")
+        busy = self._told(self._crew.busy, "busy workers")
         lines += [f"  {one}" for one in busy] or ["  no worker is busy: it is the driver that works or waits"]
         awaited = {"gen": "the samples", "reward": "the scores of the samples"}.get(phase.name)
-        if awaited is not None and (missing := _told(lambda: self._pending_samples(phase.name), "samples")):
+        if awaited is not None and (missing := self._told(lambda: self._pending_samples(phase.name), "samples")):
             more = f", … {len(missing) - SHOWN_SAMPLES} more" if len(missing) > SHOWN_SAMPLES else ""
             lines.append(f"  waits for {awaited} {', '.join(missing[:SHOWN_SAMPLES])}{more}")
-        stacks = [f"driver, pid {os.getpid()}\n{_own_stacks()}", *_told(self._crew.stacks, "stacks of the workers")]
+        stacks = [
+            f"driver, pid {os.getpid()}\n{_own_stacks()}",
+            *self._told(self._crew.stacks, "stacks of the workers"),
+        ]
         file = self._folder / f"step_{phase.step:08d}_{phase.name}.txt"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -130,13 +140,30 @@ class Watchdog:
             lines.append(f"  the stacks cannot be written to {file}: {problem.strerror or problem}")
         return "\n".join(lines)
 
+    def _told(self, ask: Callable[[], list[str]], what: str) -> list[str]:
+        """What is answered. Workers that are being made or are gone, and locks that the hanging driver holds, must not stop the
+        thread that watches over them."""
+        try:
+            return _within(self._answer_s, ask)
+        except Exception as problem:
+            return [f"{what}: not known ({type(problem).__name__}: {problem})"]
 
-def _told(ask: Callable[[], list[str]], what: str) -> list[str]:
-    """What is answered. Workers that are just being made, or are gone, must not end the thread that watches over them."""
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What `call` returns or raises; TimeoutError if it does neither in time."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as problem:
+            answer.set_exception(problem)
+
+    threading.Thread(target=run, name="watchdog asks", daemon=True).start()
     try:
-        return ask()
-    except Exception as problem:
-        return [f"{what}: not known ({type(problem).__name__}: {problem})"]
+        return answer.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer for {seconds:g} s") from None
 
 
 def _own_stacks() -> str:
