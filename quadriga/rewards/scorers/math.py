@@ -257,7 +257,7 @@ def _compare_lists(wanted: list[str], given: list[str]) -> Verdict:
 
 def _what_it_is_in(tokens: list[str], other: list[str]) -> list[str]:
     r"""The set in `x \in (0, 1)`, where the other answer is the set itself."""
-    belongs = len(tokens) > 2 and tokens[0].isalpha() and tokens[1] == r"\in"
+    belongs = len(tokens) > 3 and tokens[0].isalpha() and tokens[1] == r"\in" and tokens[2] in {*_OPEN, r"\mathbb"}
     return tokens[2:] if belongs and not _RELATIONS.keys() & {*tokens[2:], *other} else tokens
 
 
