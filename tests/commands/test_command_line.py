@@ -38,6 +38,15 @@ def test_help_shows_keys_with_default_and_meaning(capsys):
     assert set(HELPS) == {"train", "plan", "sft", "rm", "dpo"}
 
 
+@pytest.mark.parametrize("name", ["train", "dpo", "plan"])
+@pytest.mark.parametrize("text", [None, b"a: [1", b"\xff\xfe", b"a: ${no_such}"])
+def test_a_configuration_that_hydra_cannot_compose_is_no_stack(name, text, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "mine.yaml").write_bytes(text)
+    assert run([name, f"--config-path={tmp_path}", "--config-name=mine"]) == 1
+    assert capsys.readouterr().err.startswith("ConfigError: ")
+
+
 def test_exit_codes(tmp_path, capsys):
     assert run([]) == 2
     assert run(["--version"]) == 0
