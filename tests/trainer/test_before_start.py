@@ -138,6 +138,12 @@ def test_a_file_that_hides_a_package_is_named(tmp_path, monkeypatch, name):
     assert f"{hiding} hides the package" in problems(tmp_path)
 
 
+def test_a_network_interface_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    for told in (problems(tmp_path), supervised("sft", tmp_path, model=MODEL, data={"train_files": "builtin:x"})):
+        assert "GLOO_SOCKET_IFNAME=eth7: this machine has no network interface 'eth7', only " in told
+
+
 # ---- sft, rm, dpo ----
 
 
