@@ -236,6 +236,8 @@ def _run_directory(name: str) -> None:
 
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
+        if folder.exists():
+            raise unwritable(folder, "there is a file of that name")
         above = next(path for path in folder.parents if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             raise unwritable(

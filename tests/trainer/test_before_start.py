@@ -119,6 +119,11 @@ def test_a_run_directory_in_use_is_told_at_once(tmp_path):
     assert problems(tmp_path) == ""
 
 
+def test_a_run_directory_that_is_a_file_is_told_at_once(tmp_path):
+    (tmp_path / "run").touch()
+    assert "run cannot be made: there is a file of that name" in problems(tmp_path)
+
+
 def test_files_of_a_cluster_are_not_looked_for_here(tmp_path):
     sections = {"data": {"train_files": "/on/the/cluster.parquet"}, "ray_kwargs": {"ray_init": {"address": "auto"}}}
     assert problems(tmp_path, **sections) == ""
