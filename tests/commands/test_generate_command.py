@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quadriga.commands.generate import main
-from quadriga.errors import ConfigError, DataError
+from quadriga.errors import ConfigError, DataError, ResourceError
 
 MODEL = ["--model", "builtin:arithmetic"]
 
@@ -72,6 +72,12 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no prompts in"):
         main([str(tmp_path / "empty.txt"), *MODEL])
+
+
+@pytest.mark.parametrize("device", ["npu", "a b", "hpu:x"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    with pytest.raises(ResourceError, match=f"cannot use {device}: it was built without support for"):
+        main(["1+1=", *MODEL, "--device", device])
 
 
 GREEDY = [*MODEL, "--temperature", "0", "--max-new-tokens", "8"]
