@@ -67,6 +67,8 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         main([str(tmp_path / "nothing.jsonl"), *MODEL])
     with pytest.raises(ConfigError, match="temperature=-1"):
         main([str(prompts), *MODEL, "--temperature", "-1"])
+    with pytest.raises(ConfigError, match="max-num-seqs 0 decodes nothing"):
+        main(["1+1=", *MODEL, "--max-num-seqs", "0"])
     with pytest.raises(DataError, match="cannot write"):
         main([str(prompts), *MODEL, "--prompt-key", "question", "--output", str(tmp_path / "no" / "out.jsonl")])
     (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
