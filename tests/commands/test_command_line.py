@@ -47,6 +47,16 @@ def test_a_configuration_that_hydra_cannot_compose_is_no_stack(name, text, tmp_p
     assert capsys.readouterr().err.startswith("ConfigError: ")
 
 
+@pytest.mark.parametrize("name", ["train", "sft"])
+def test_an_error_inside_hydras_job_stands_alone(name, capsys):
+    """Hydra by itself puts `Error executing job with overrides` above whatever goes through it."""
+    assert run([name, "data.train_files=/no/such.jsonl", "data.val_files=/no/such.jsonl"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("ConfigError: ")
+    assert "/no/such.jsonl does not exist" in told
+    assert "overrides" not in told
+
+
 def test_exit_codes(tmp_path, capsys):
     assert run([]) == 2
     assert run(["--version"]) == 0
