@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from quadriga.version import __version__
@@ -25,5 +26,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'quadriga' has no attribute {name!r}")
 
 
+if sys.argv[:1] == [
+    "-m"
+]:  # `python -m quadriga…`, before anything is imported that a file in the working folder may hide
+    from quadriga.errors import exit_if_packages_are_hidden
+
+    exit_if_packages_are_hidden()
 if os.environ.get("QUADRIGA_COMPAT_VERL") == "1":  # this process was started by one that has the alias
     importlib.import_module("quadriga.compat.verl")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from quadriga.errors import ResourceError
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,6 +22,29 @@ def device_module(device: torch.device | str) -> Any:
     import torch
 
     return torch.get_device_module(torch.device(device).type)
+
+
+def use(name: str) -> None:
+    """Let this process use the device of that name, such as `cuda:1`.
+
+    Raises:
+        ResourceError: torch cannot.
+    """
+    import torch
+
+    kind, _, number = name.partition(":")
+    if kind == CPU:
+        return
+    try:
+        device_module(kind).set_device(int(number or 0))
+    except (AttributeError, AssertionError, RuntimeError, ValueError) as error:
+        built_for = torch.accelerator.current_accelerator()
+        known = built_for is not None and built_for.type == kind
+        reason = str(error) if known else f"it was built without support for {kind}"
+        raise ResourceError(
+            f"torch {torch.__version__} cannot use {name}: {reason}",
+            "`quadriga doctor` says what is missing; trainer.device=cpu (of a command: --device cpu) does without it",
+        ) from error
 
 
 def in_use() -> Any:

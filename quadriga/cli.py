@@ -25,6 +25,10 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
+    return run_command(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int | None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else 2
@@ -37,7 +41,7 @@ def run(arguments: list[str]) -> int:
         print(f"quadriga: unknown command {name!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
         print(_help(), file=sys.stderr)
         return 2
-    return run_command(lambda given: _call(name, given), rest)
+    return _call(name, rest)
 
 
 def _call(name: str, arguments: list[str]) -> int | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-import traceback
 from collections.abc import Callable
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C has ended."""
+NEEDED = {"numpy", "torch", "ray", "transformers", "pyarrow", "rich", "omegaconf", "hydra", "yaml"}
+NEVER_IMPORTED = {"antigravity", "chunk", "idlelib", "sched", "this", "trace", "turtle", "turtledemo", "wave"}
+"""Modules of Python's own that nobody here asks for, and whose names a user may well give to a file."""
 
 
 class QuadrigaError(Exception):
@@ -61,14 +63,27 @@ class CheckpointError(QuadrigaError, RuntimeError):
 
 
 def refuse_hidden_packages() -> None:
-    """ConfigError where a file in the working folder would be imported instead of a package that everything needs."""
-    for name in ("numpy", "torch", "ray", "transformers", "pyarrow", "rich", "omegaconf", "hydra", "yaml"):
-        for found in (os.path.abspath(f"{name}.py"), os.path.join(os.path.abspath(name), "__init__.py")):
-            if os.path.exists(found):
+    """ConfigError where a file in the working folder would be imported instead of a package, or a module of Python's own."""
+    try:
+        here = set(os.listdir())
+    except OSError:  # the folder is gone, or may not be read: whoever needs it will say so
+        return
+    for name in sorted(NEEDED | (sys.stdlib_module_names - NEVER_IMPORTED)):
+        for file in (f"{name}.py", os.path.join(name, "__init__.py")):
+            if file.partition(os.sep)[0] in here and os.path.exists(file):
+                kind = "package" if name in NEEDED else "module"
                 raise ConfigError(
-                    f"{found} hides the package {name}: Python would import it instead",
+                    f"{os.path.abspath(file)} hides the {kind} {name}: Python would import it instead",
                     "rename it, or work in another folder",
                 )
+
+
+def exit_if_packages_are_hidden() -> None:
+    """The same for a program that has only just begun, and could not import what would tell it well."""
+    try:
+        refuse_hidden_packages()
+    except ConfigError as error:
+        sys.exit(printable(f"{type(error).__name__}: {error}"))
 
 
 def printable(text: str) -> str:
@@ -80,23 +95,63 @@ def printable(text: str) -> str:
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str]) -> int:
-    """The exit code of `command`; one of our own errors is printed without a stack, unless `--debug` is an argument."""
-    debug = "--debug" in arguments
+    """The exit code of `command`. One of our own errors, and one of the system's (a full disk, a folder that is gone), is
+    printed without a stack, unless `--debug` is an argument."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a locale may lack our letters
     try:
-        if {"", os.getcwd()} & set(sys.path):
+        if {"", _working_folder()} & set(sys.path):
             refuse_hidden_packages()
-        return command([a for a in arguments if a != "--debug"]) or 0
+        return _flushed(command, [a for a in arguments if a != "--debug"])
     except QuadrigaError as error:
-        if debug:
-            traceback.print_exc()
-        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 1
+        return _told(error, str(error), arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _throw_away_what_is_left()
         return 128 + 13
+    except OSError as error:
+        _throw_away_what_is_left()
+        where = error.filename or "standard output or a file"  # the system names no file that was open already
+        what = f"{where}: {error.strerror}" if error.strerror else str(error)
+        return _told(error, f"{what} (--debug shows the stack)", arguments)
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the folder that this command was started in is gone", "change to another one") from None
+
+
+def _flushed(command: Callable[[list[str]], int | None], arguments: list[str]) -> int:
+    """What is printed has arrived when the command is over: else nobody would hear that it has not."""
+    try:
+        code = command(arguments) or 0
+    except SystemExit:  # of argparse, after --help
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        raise
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code
+
+
+def _told(error: Exception, text: str, arguments: list[str]) -> int:
+    if "--debug" in arguments:
+        import traceback
+
+        traceback.print_exception(error)
+    print(printable(f"{type(error).__name__}: {text}"), file=sys.stderr)
+    return 1
+
+
+def _throw_away_what_is_left() -> None:
+    """Where nothing can be printed any more, Python would fail once more at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

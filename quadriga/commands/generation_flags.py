@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from quadriga.accelerator import use
+from quadriga.errors import ConfigError
 from quadriga.rollout.interface import SamplingParams
 
 MODEL_HELP = "Hugging Face name or folder, a checkpoint or run directory of Quadriga, or builtin:arithmetic"
@@ -67,8 +69,12 @@ def open_engine(options: argparse.Namespace, path: str, tokenizer: Any, max_mode
     from quadriga.rollout.interface import create_engine
 
     transformers_logging.disable_progress_bar()
+    if options.device:
+        use(options.device)
+    if options.max_num_seqs < 1:
+        raise ConfigError(f"--max-num-seqs {options.max_num_seqs} decodes nothing", "give at least 1")
     device = options.device or _default_device()
-    dtype = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
+    dtype = getattr(torch, options.dtype or ("float32" if device.startswith("cpu") else "bfloat16"))
     module = load_policy(ModelConfig(path=path), tokenizer, trainable=False).huggingface.to(device, dtype)
     return create_engine(
         options.engine,

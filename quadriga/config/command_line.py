@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +51,9 @@ def compose_screened(overrides: list[str], config_name: str, config_dir: Path) -
     """What Hydra makes of `config_name` with `overrides`, without starting a Hydra application."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.errors import HydraException
 
-    try:
-        with initialize_config_dir(str(config_dir.resolve()), version_base=None):
-            return hydra_compose(config_name, overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(
-            f"cannot compose the configuration {config_name!r} from {config_dir}: {error}",
-            "check the name, the folder, and the overrides",
-        ) from None
+    with hydra_errors(), initialize_config_dir(str(config_dir.resolve()), version_base=None):
+        return hydra_compose(config_name, overrides)
 
 
 def compose_from_arguments(arguments: list[str], schema: type = Config) -> DictConfig:
@@ -79,6 +74,19 @@ def compose_from_arguments(arguments: list[str], schema: type = Config) -> DictC
         else:
             overrides.append(argument)
     return compose_screened(overrides, flags["name"], Path(flags["dir"]))
+
+
+@contextmanager
+def hydra_errors() -> Iterator[None]:
+    """What Hydra cannot compose, as a ConfigError."""
+    from hydra.errors import HydraException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeError) as error:
+        raise ConfigError(
+            f"the configuration cannot be composed: {error}", "check the name, the folder, and the arguments"
+        ) from None
 
 
 def take_file(arguments: list[str]) -> tuple[Path | None, list[str]]:

@@ -69,7 +69,7 @@ def rank_environments(
         # Left to itself, gloo asks for the host's name, which on many machines means 127.0.0.1 or nothing at all.
         # The user's own choice stands, except loopback between nodes: it can connect no two of them, and is inherited
         # wherever Ray was started by a process that once ran a group alone.
-        _refuse_unknown_interface(place)
+        refuse_unknown_interfaces(place["chosen_interface"], place["interfaces"], f"the node {place['node_ip']}")
         interface = "lo" if one_node else place["interface"]
         if interface and place["chosen_interface"] in (None, "", "lo"):
             variables["GLOO_SOCKET_IFNAME"] = interface
@@ -83,13 +83,12 @@ def master_address(places: Sequence[Mapping[str, Any]]) -> str:
     return "127.0.0.1" if len({place["node_id"] for place in places}) == 1 else places[0]["node_ip"]
 
 
-def _refuse_unknown_interface(place: Mapping[str, Any]) -> None:
-    chosen = [name for name in (place["chosen_interface"] or "").split(",") if name]
-    unknown = [name for name in chosen if name not in place["interfaces"]]
+def refuse_unknown_interfaces(chosen: str | None, known: Sequence[str], where: str) -> None:
+    """ResourceError if `chosen`, the value of GLOO_SOCKET_IFNAME, names what is not among the interfaces `known`."""
+    unknown = [name for name in (chosen or "").split(",") if name and name not in known]
     if unknown:
         raise ResourceError(
-            f"GLOO_SOCKET_IFNAME={place['chosen_interface']}: the node {place['node_ip']} has no network interface "
-            f"{unknown[0]!r}, only {', '.join(place['interfaces'])}",
+            f"GLOO_SOCKET_IFNAME={chosen}: {where} has no network interface {unknown[0]!r}, only {', '.join(known)}",
             "unset GLOO_SOCKET_IFNAME, or name one of these",
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,9 @@ SECRET = "QUADRIGA_STORE_SECRET"
 """Environment variable with the name under which the ranks meet."""
 LISTENER = "QUADRIGA_STORE_FD"
 """Environment variable with the listening socket that rank 0 has inherited from the process that started it."""
+
+PATIENCE_S = 15.0
+"""So long may the first process look for what is missing: for a model on the hub it waits some seconds."""
 
 _listener: socket.socket | None = None
 _servers: dict[int, Any] = {}
@@ -80,6 +84,15 @@ def join(device_type: str, rank: int, world_size: int, timeout_s: float) -> None
         store = dist.TCPStore(address, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
         store = dist.PrefixStore(os.environ.get(SECRET, "quadriga"), store)
     dist.init_process_group(collectives(device_type), store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def outlived_the_first() -> bool:
+    """For a process that is to end because of what all have met: torchrun ends the others as soon as one of them is gone, and
+    the first might not have told its user yet. True where the first has gone on: it has not met it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    time.sleep(PATIENCE_S)  # in which torchrun ends this process, if the first one has ended
+    return True
 
 
 def _serve(listener: socket.socket) -> None:

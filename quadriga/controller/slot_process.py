@@ -83,9 +83,10 @@ class EarlyProcesses:
 def _prepare(handles: list[Any], device: str, node_slots: Mapping[str, int], preparation: str) -> None:
     try:
         places = ray.get([handle.where.remote() for handle in handles], timeout=START_TIMEOUT_S)
-    except (ray.exceptions.RayError, RuntimeError):
+        environments = rank_environments(places, device, "", node_slots)
+    except (ray.exceptions.RayError, RuntimeError, ResourceError):
         return  # the group that moves in finds out why
     # Ranks are not given out yet; the number of threads, which libraries read when they are loaded, is known.
-    for handle, variables in zip(handles, rank_environments(places, device, "", node_slots)):
+    for handle, variables in zip(handles, environments):
         early = {k: v for k, v in variables.items() if k.endswith("_NUM_THREADS") or k == "QUADRIGA_DEVICE"}
         handle.prepare.remote(early, preparation)

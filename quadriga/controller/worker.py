@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from quadriga.accelerator import collectives, device_module
+from quadriga.accelerator import collectives, use
 from quadriga.controller.rendezvous import SECRET, join
 from quadriga.errors import ResourceError, WorkerError
 
@@ -120,20 +120,7 @@ class Worker:
 
     def use_own_device(self) -> None:
         """Let torch use the device of this worker's slot."""
-        import torch
-
-        if self._device == "cpu":
-            return
-        try:
-            device_module(self._device).set_device(self._local_rank)
-        except (AttributeError, AssertionError, RuntimeError) as error:
-            built_for = torch.accelerator.current_accelerator()
-            known = built_for is not None and built_for.type == self._device
-            reason = str(error) if known else f"it was built without support for {self._device}"
-            raise ResourceError(
-                f"torch {torch.__version__} cannot use {self._device}:{self._local_rank}: {reason}",
-                "`quadriga doctor` says what is missing; trainer.device=cpu trains without it",
-            ) from error
+        use(f"{self._device}:{self._local_rank}")
 
     def register_dispatch_info(self, mesh_name: str, dp_rank: int, is_collect: bool = True) -> None:
         """Tell the group this worker's data-parallel rank in a mesh, and whether its answer is one to keep."""

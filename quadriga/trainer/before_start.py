@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from quadriga.config.needs import is_judged_by_itself
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
+from quadriga.controller.placement_env import refuse_unknown_interfaces
 from quadriga.errors import ConfigError, DataError, QuadrigaError, ResourceError, refuse_hidden_packages
 from quadriga.host import usable_memory
 from quadriga.tracking.sinks import sink_problems
@@ -40,6 +42,7 @@ def problems_here(config: Config) -> Iterator[tuple[str, str]]:
     ours = data.custom_cls.path is None  # else the files may be anything
     yield from _problems_of(
         refuse_hidden_packages,  # Ray puts the working folder first on its workers' path
+        _interfaces,
         lambda: _files(data.train_files if ours else []),
         lambda: _files(data.val_files if ours else []),
         lambda: _model(policy.model.path),
@@ -59,6 +62,7 @@ def supervised_problems_here(config: Any) -> Iterator[tuple[str, str]]:
     data, model = config.data, config.model
     yield from _problems_of(
         refuse_hidden_packages,
+        _interfaces,
         lambda: _files(data.train_files or []),
         lambda: _files(data.val_files or []),
         lambda: _model(model.partial_pretrain),
@@ -81,6 +85,11 @@ def _problems_of(*checks: Callable[[], None]) -> Iterable[tuple[str, str]]:
             name = error.filename or "a file that this run needs"
             found[f"{name} cannot be read: {error.strerror or error}", "check who may read it, and its disk"] = None
     return found
+
+
+def _interfaces() -> None:
+    known = [name for _, name in socket.if_nameindex()]
+    refuse_unknown_interfaces(os.environ.get("GLOO_SOCKET_IFNAME"), known, "this machine")
 
 
 def _files(files: str | list[str]) -> None:
@@ -227,6 +236,8 @@ def _run_directory(name: str) -> None:
 
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
+        if folder.exists():
+            raise unwritable(folder, "there is a file of that name")
         above = next(path for path in folder.parents if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             raise unwritable(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 
-from quadriga.config.command_line import compose_file, take_file
+from quadriga.config.command_line import compose_file, hydra_errors, take_file
 from quadriga.config.load import load_config, screen_overrides
 from quadriga.config.needs import need_critic, need_reference_policy
 from quadriga.config.placement import placement_of
@@ -357,9 +357,10 @@ def _run_hydra(arguments: list[str]) -> int:
             except BaseException as error:
                 raised.append(error)
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra's own errors reach run_command
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra's own errors reach us
     sys.argv = [sys.argv[0], *arguments]
-    job()
+    with hydra_errors():
+        job()
     if raised:
         raise raised[0]
     return 0

@@ -38,6 +38,25 @@ def test_help_shows_keys_with_default_and_meaning(capsys):
     assert set(HELPS) == {"train", "plan", "sft", "rm", "dpo"}
 
 
+@pytest.mark.parametrize("name", ["train", "dpo", "plan"])
+@pytest.mark.parametrize("text", [None, b"a: [1", b"\xff\xfe", b"a: ${no_such}"])
+def test_a_configuration_that_hydra_cannot_compose_is_no_stack(name, text, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "mine.yaml").write_bytes(text)
+    assert run([name, f"--config-path={tmp_path}", "--config-name=mine"]) == 1
+    assert capsys.readouterr().err.startswith("ConfigError: ")
+
+
+@pytest.mark.parametrize("name", ["train", "sft"])
+def test_an_error_inside_hydras_job_stands_alone(name, capsys):
+    """Hydra by itself puts `Error executing job with overrides` above whatever goes through it."""
+    assert run([name, "data.train_files=/no/such.jsonl", "data.val_files=/no/such.jsonl"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("ConfigError: ")
+    assert "/no/such.jsonl does not exist" in told
+    assert "overrides" not in told
+
+
 def test_exit_codes(tmp_path, capsys):
     assert run([]) == 2
     assert run(["--version"]) == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quadriga.commands.generate import main
-from quadriga.errors import ConfigError, DataError
+from quadriga.errors import ConfigError, DataError, ResourceError
 
 MODEL = ["--model", "builtin:arithmetic"]
 
@@ -67,11 +67,19 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         main([str(tmp_path / "nothing.jsonl"), *MODEL])
     with pytest.raises(ConfigError, match="temperature=-1"):
         main([str(prompts), *MODEL, "--temperature", "-1"])
+    with pytest.raises(ConfigError, match="max-num-seqs 0 decodes nothing"):
+        main(["1+1=", *MODEL, "--max-num-seqs", "0"])
     with pytest.raises(DataError, match="cannot write"):
         main([str(prompts), *MODEL, "--prompt-key", "question", "--output", str(tmp_path / "no" / "out.jsonl")])
     (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no prompts in"):
         main([str(tmp_path / "empty.txt"), *MODEL])
+
+
+@pytest.mark.parametrize("device", ["npu", "a b", "hpu:x"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    with pytest.raises(ResourceError, match=f"cannot use {device}: it was built without support for"):
+        main(["1+1=", *MODEL, "--device", device])
 
 
 GREEDY = [*MODEL, "--temperature", "0", "--max-new-tokens", "8"]

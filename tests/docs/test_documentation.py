@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from quadriga.algorithms import adv_estimator_names, policy_loss_names
 from quadriga.cli import COMMANDS
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SCHEMAS
@@ -126,6 +127,22 @@ def _search_from_disk(site: Path) -> None:
     page = f"file://{site}/index.html?q=watchdog"
     shown = subprocess.run([browser, *options, page], capture_output=True, text=True, timeout=100).stdout
     assert re.search(r"[1-9]\d* matching document", shown), "nothing was found"
+
+
+def test_figures_that_the_source_has_are_those_of_the_pages():
+    readme = (REPO / "README.md").read_text(encoding="utf-8")
+    told = re.search(r"keys of the RL configuration \| about (\d+)", readme)
+    assert told is not None
+    assert abs(int(told[1]) - len(all_keys(Config))) <= 10
+    told = re.search(r"estimators / policy losses \| (\d+) / (\d+)", readme)
+    assert told is not None
+    assert (int(told[1]), int(told[2])) == (len(adv_estimator_names()), len(policy_loss_names()))
+
+
+def test_every_file_of_faults_is_in_the_table():
+    page = (REPO / "docs" / "reliability.md").read_text(encoding="utf-8")
+    files = {file.name for file in (REPO / "tests" / "faults").glob("test_*.py")}
+    assert files - set(re.findall(r"`(test_\w+\.py)`", page)) == {"test_neighbours.py"}, "which is about the others"
 
 
 def test_formulas_are_typeset_and_code_is_left_alone():

@@ -240,6 +240,15 @@ def test_a_compiled_file_that_others_could_have_written_is_not_loaded(tmp_path, 
         assert not compiled.is_symlink()
 
 
+def test_they_compile_where_the_locale_has_no_letters_but_those_of_english(tmp_path) -> None:
+    """The sources and the compiler's words have others."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": str(tmp_path)}
+    code = "from quadriga.models.kernels.cpu import library; library.load()"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **plain}, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "quadriga").glob("*.so"))) == 1
+
+
 def test_a_cache_that_others_can_write_is_closed_to_them(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "quadriga").mkdir()

@@ -119,6 +119,11 @@ def test_a_run_directory_in_use_is_told_at_once(tmp_path):
     assert problems(tmp_path) == ""
 
 
+def test_a_run_directory_that_is_a_file_is_told_at_once(tmp_path):
+    (tmp_path / "run").touch()
+    assert "run cannot be made: there is a file of that name" in problems(tmp_path)
+
+
 def test_files_of_a_cluster_are_not_looked_for_here(tmp_path):
     sections = {"data": {"train_files": "/on/the/cluster.parquet"}, "ray_kwargs": {"ray_init": {"address": "auto"}}}
     assert problems(tmp_path, **sections) == ""
@@ -136,6 +141,12 @@ def test_a_file_that_hides_a_package_is_named(tmp_path, monkeypatch, name):
     hiding.write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     assert f"{hiding} hides the package" in problems(tmp_path)
+
+
+def test_a_network_interface_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    for told in (problems(tmp_path), supervised("sft", tmp_path, model=MODEL, data={"train_files": "builtin:x"})):
+        assert "GLOO_SOCKET_IFNAME=eth7: this machine has no network interface 'eth7', only " in told
 
 
 # ---- sft, rm, dpo ----

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -250,3 +252,12 @@ def test_the_module_runs_without_torchrun(job, tmp_path, module, model):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "model written to" in done.stdout
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("module", ["fsdp_sft_trainer", "sft_trainer", "main_ppo"])
+def test_main_is_a_hydra_application_as_in_verl(tmp_path, module):
+    code = f"from quadriga.trainer.{module} import main; main()"
+    command = [sys.executable, "-c", code, "--cfg", "job", "trainer.total_epochs=7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "total_epochs: 7" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,10 +54,13 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_no_process_outlives_the_one_that_started_it(endless, tmp_path, number):
+def test_no_process_outlives_the_one_that_started_it(endless, tmp_path, number, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     parent = start(["--nproc-per-node=2", *endless], tmp_path / "run")
     ranks = descendants([parent.pid])
     assert len(ranks) == 2
+    for pid in ranks:  # else gloo asks for the host's name, and listens wherever that leads
+        assert b"GLOO_SOCKET_IFNAME=lo" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     parent.send_signal(number)
     try:
         _, errors = parent.communicate(timeout=PATIENCE_S)
@@ -108,3 +112,17 @@ def test_a_row_that_all_processes_read_is_told_of_once(tmp_path, shape):
     told = run_both(tmp_path, shape, rows, data={"val_files": None})
     assert told.count("row 12: there is no 'answer'") == 1, told
     assert told.count("DataError") == 1, told
+
+
+def test_torchrun_does_not_end_the_process_that_tells_before_it_has_told(tmp_path, shape):
+    """The first process asks the hub for the model, which takes it seconds; the other one has found the wrong key at once."""
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
+    job = sft_job(rows, shape, tmp_path / "run", model={"from_config": None, "partial_pretrain": "some/model"})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "HF_HUB_OFFLINE": "0"}
+        done = run_module([*as_arguments(job), "trainer.foo=1"], processes=2, environment=environment)
+    assert done.returncode == 1
+    told, _, torchrun = done.stderr.partition("Traceback")
+    assert told.count("ConfigError: 2 problems") == 1, done.stderr
+    assert "unknown key trainer.foo" in told
+    assert "ConfigError: 2 problems" in torchrun.partition("Root Cause")[2], "the end of what torchrun says"

@@ -73,10 +73,14 @@ def as_arguments(config: dict[str, Any]) -> list[str]:
 
 
 def run_module(
-    arguments: list[str], processes: int = 1, module: str = "quadriga.trainer.fsdp_sft_trainer", **options: Any
+    arguments: list[str],
+    processes: int = 1,
+    module: str = "quadriga.trainer.fsdp_sft_trainer",
+    environment: dict[str, str] | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """A supervised run in processes of its own, by torchrun where there are several."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
     command_line = [sys.executable, *launcher, "-m", module, *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), **(environment or {})}
     return subprocess.run(command_line, capture_output=True, text=True, timeout=150, env=env, **options)

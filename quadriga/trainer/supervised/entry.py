@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from quadriga.accelerator import collectives, device_module
-from quadriga.config.command_line import compose_file, compose_from_arguments, quote, take_file
+from quadriga.config.command_line import compose_file, compose_from_arguments, hydra_errors, quote, take_file
 from quadriga.config.devices import detect_local_device
 from quadriga.config.load import load_config, screen_overrides
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.controller import rendezvous
-from quadriga.errors import INTERRUPTED, ConfigError, ResourceError, RunStopped
+from quadriga.errors import INTERRUPTED, ConfigError, QuadrigaError, ResourceError, RunStopped
 from quadriga.rewards.processes import die_with_parent
 from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.steady_output import steady_output
@@ -85,14 +87,24 @@ def run_arguments(kind: str, arguments: list[str]) -> int:
     try:
         problems = supervised_problems_here if _is_first() else None
         return _run_screened(kind, screen_overrides(rest, SCHEMAS[kind], problems))
-    except (ConfigError, RunStopped):
-        if _is_first():
-            raise
-        return 1  # every process has found the same; one of them says so
+    except QuadrigaError as error:
+        met_by_all = isinstance(error, ConfigError | RunStopped)
+        if met_by_all and not _is_first() and not rendezvous.outlived_the_first():
+            return 1  # the first says so
+        _tell_torchrun(error)
+        raise
     except KeyboardInterrupt:
         if launcher is None:
             raise
         return INTERRUPTED  # the launcher says so
+
+
+def _tell_torchrun(error: QuadrigaError) -> None:
+    """torchrun ends with a stack of its own whatever has happened, and this lets it say below it what has."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        told = {"message": f"{type(error).__name__}: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")
 
 
 def _checked_here(kind: str, arguments: list[str]) -> Any:
@@ -124,9 +136,10 @@ def _run_screened(kind: str, arguments: list[str]) -> int:
             except BaseException as error:
                 raised.append(error)
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra's own errors reach the caller
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra's own errors reach us
     sys.argv = [sys.argv[0], *arguments]
-    job()
+    with hydra_errors():
+        job()
     if raised:
         raise raised[0]
     return 0
@@ -169,6 +182,8 @@ def _launch(kind: str, processes: int, arguments: list[str]) -> int:
         arguments = [*arguments, f"trainer.experiment_name={quote(checked.trainer.experiment_name)}"]
     listener = rendezvous.bound_socket("127.0.0.1")
     shared = {
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME")
+        or "lo",  # else gloo listens where the host's name leads
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",

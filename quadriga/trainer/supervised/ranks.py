@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from quadriga.controller.rendezvous import outlived_the_first
 from quadriga.engine.micro_batch import balance_over_ranks
 from quadriga.engine.sharding import rank, world_size
 from quadriga.errors import QuadrigaError
@@ -61,6 +62,7 @@ def together(work: Callable[[], T]) -> T:
         if problem is not None and told.index(str(problem)) == rank():
             raise problem
         if any(told):
+            outlived_the_first()
             sys.exit(1)
     return result  # type: ignore[return-value]
 
