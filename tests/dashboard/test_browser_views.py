@@ -53,6 +53,15 @@ def served(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Served
             for step in range(1, steps + 1):
                 tested = {"timing_s/testing": 10.0} if step % 10 == 0 else {}
                 file.write(json.dumps({"step": step, "time": float(step), **timings, **tested}) + "\n")
+    stillborn = write_run(
+        root / "stillborn", steps=0, state="failed", error="RewardError: no scorer\nat line 3", total=8
+    )
+    (stillborn / "metrics.jsonl").unlink()
+    told = {"kind": "end", "time": 1.0, "step": 0, "status": "failed", "error": "RewardError: no scorer\nat line 3"}
+    (stillborn / "events.jsonl").write_text(json.dumps(told) + "\n")
+    wordless = sample(0, True, messages=[])  # an agent that works on tokens leaves no conversation
+    crashed = sample(1, False, outcome="error", error="Traceback:\n  File x\nValueError: cannot read it\n")
+    write_samples(root / "demo" / "b", 3, [wordless, crashed])
     (root / "demo" / "a" / "logs").mkdir()
     (root / "demo" / "a" / "logs" / "actor_0.log").write_text("CUDA out of memory\n")
     return serve(root)
@@ -121,6 +130,28 @@ def test_the_values_of_a_curve_are_reached_by_keys(page: Page, served: Served) -
     assert page.texts(f"{SCORE} .legend b")[0].startswith("0.88")
     press(page, Keys.ESCAPE)
     assert page.texts(f"{SCORE} .at") == [""]
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_page_in_every_view(page: Page, served: Served) -> None:
+    run = served.row("stillborn")["id"]
+    for view, said in (
+        ("curves", "No step has been recorded yet"),
+        ("samples", "kept no samples"),
+        ("time", "This run has no timeline"),
+        ("logs", "Why it failed is among its alarms"),
+        ("alarms", "at line 3"),
+    ):
+        page.open(f"#{view}?runs={run}")
+        page.wait(lambda said=said: said in page.texts("main")[0], f"{view} does not say so")
+        assert not page.all("#banner")[0].is_displayed(), view
+    assert page.texts(".said") == ["failed: RewardError: no scorer"], "the whole of it is in the box above"
+
+
+def test_a_sample_shows_its_response_without_a_conversation_and_why_scoring_failed(page: Page, served: Served) -> None:
+    page.open(f"#samples?runs={served.row('demo/b')['id']}&kind=train")
+    page.wait(lambda: len(page.all(".answer")) == 2, "no samples")
+    assert page.texts(".answer .text") == ["#### 0", "#### 2"]
+    assert page.texts(".answer summary") == ["ValueError: cannot read it"]
 
 
 def test_all_views_and_controls_are_reached_by_the_tab_key(page: Page, served: Served) -> None:

@@ -36,7 +36,7 @@ export function mount(root, context) {
       const label = el("b", {}, event.kind === "alarm" ? event.name.replaceAll("_", " ") : event.level === "warning" ? "warning" : event.kind);
       if (event.kind === "alarm") label.style.color = markColor("alarm");
       return el("li", {}, el("span", { class: "when" }, clock(event.time)), el("span", { class: "where" }, `${runs.length > 1 ? `${event.run.name} · ` : ""}step ${number(event.step ?? 0)}`),
-        el("div", {}, label, " ", el("span", { class: "said" }, event.text), event.look ? el("p", { class: "muted" }, event.look) : null, ["alarm", "restart"].includes(event.kind) ? links(event.run, event.step) : null));
+        el("div", {}, label, " ", el("span", { class: "said" }, event.kind === "end" ? event.text.split("\n")[0] : event.text), event.look ? el("p", { class: "muted" }, event.look) : null, ["alarm", "restart"].includes(event.kind) ? links(event.run, event.step) : null));
     });
     replace(list, lines.length ? el("ol", { class: "events" }, lines) : el("div", { class: "empty" }, standing.length || errors.length ? "" : runs.length ? "All quiet: no alarm, no warning." : "No run looks wrong."));
   }

@@ -147,6 +147,10 @@ try {
 drawFrame();
 addEventListener("hashchange", () => show());
 addEventListener("keydown", onKey);
+addEventListener("unhandledrejection", (event) => { // of what a click has asked for
+  context.say(event.reason?.message ?? String(event.reason));
+  event.preventDefault();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(true));
 if (exported && !location.hash) change({ view: exported.table.rows.length === 1 ? "curves" : "runs", runs: exported.table.rows.slice(0, 8).map((row) => row.id) }, true);
 show();

@@ -214,7 +214,7 @@ export function mount(root, context) {
     const body = row.tokens && (state.by || (!row.messages && row.tokens.mask?.includes(0))) ? tokenText(row, state.by ?? "")
       : row.messages ? conversation(row.messages) : pair.length ? null : clipped(row.response ?? "", "text");
     return el("section", { class: "answer", dataset: { outcome: row.outcome } }, head, el("p", { class: "facts" }, facts), pair, body,
-      row.error ? el("details", {}, el("summary", {}, "what went wrong in scoring"), el("pre", {}, row.error)) : null,
+      row.error ? el("details", {}, el("summary", {}, row.error.trim().split("\n").at(-1).slice(0, 300)), el("pre", {}, row.error)) : null,
       extras.length ? el("details", {}, el("summary", {}, `${extras.length} more`), el("dl", {}, extras.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]))) : null);
   }
 
