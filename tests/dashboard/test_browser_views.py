@@ -243,6 +243,20 @@ def test_the_table_of_runs_needs_no_scrolling_sideways(page: Page, served: Serve
         assert needed <= there, f"{needed} of {there} pixels at a width of {width}"
 
 
+def test_a_long_name_of_a_chosen_run_covers_nothing_on_a_phone(page: Page, served: Served) -> None:
+    long = next(row for row in served.json("runs?limit=500")["rows"] if "a_name_that_says" in row["name"])
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.open(f"#alarms?runs={long['id']}")
+    page.wait(lambda: page.all(".alarmbox"), "no error is shown")
+    for selector in (".chip", ".alarmbox"):
+        inside = (
+            "const node = document.querySelector(arguments[0]); return [node.scrollWidth, node.clientWidth, innerWidth]"
+        )
+        needed, there, screen = page.browser.execute_script(inside, selector)
+        assert needed <= there <= screen, selector
+
+
 def test_two_runs_answer_the_same_questions_side_by_side(page: Page, served: Served) -> None:
     runs = [served.row(name)["id"] for name in ("demo/a", "demo/b")]
     page.open(f"#samples?runs={','.join(runs)}&kind=val")
