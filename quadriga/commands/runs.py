@@ -191,7 +191,8 @@ def _print_comparison(runs: list[Run], keys: list[dict[str, Any]], figures: dict
 
     console = Console(width=None if Console().is_terminal else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
+    longest = max(map(len, ["state", *(key["key"] for key in keys), *figures]))
+    table.add_column("", overflow="fold", width=min(longest, max(console.width - 14 * len(runs), 20)))
     for run in runs:
         table.add_column(Text(printable(run.name)), justify="right", overflow="fold")
     now = time.time()

@@ -97,6 +97,11 @@ def test_a_terminal_of_80_columns_shows_which_run_it_is_and_how_it_went(
     assert re.search(r"p/bad +failed", text)
     assert re.search(r"^p/a_run_with_a.* finished.* 20/20 .*41.4% → 100.0%", text, re.MULTILINE)
     assert "DataError" in text, "why it failed"
+    assert run(["compare", *["good", "bad"] * 3]) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"^critic/score/mean +(0.800 +0.100 *){3}$", text, re.MULTILINE)
+    assert "…" not in text, "keys and names can be read"
 
 
 def test_a_run_without_a_step_is_compared_and_has_no_samples(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
