@@ -144,8 +144,8 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
     for heading in columns:
         folds = heading in ("run", "state") or (is_narrow and heading == "held-out")
         table.add_column(heading, overflow="fold", no_wrap=not folds, min_width=15 if folds else None)
-    for cells in zip(*columns.values()):
-        table.add_row(*cells)
+    for line in zip(*columns.values()):
+        table.add_row(*line)
     console.print(table)
 
 
