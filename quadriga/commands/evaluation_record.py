@@ -12,7 +12,6 @@ from quadriga.commands.evaluation_figures import Figure
 from quadriga.dashboard.files import read_json
 from quadriga.errors import ConfigError
 from quadriga.tracking import RunDirectory
-from quadriga.tracking.events import how_it_ended
 from quadriga.tracking.run_record import RunRecord
 
 STEP = 0
@@ -50,7 +49,8 @@ class EvaluationRecord:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._tell("end", **how_it_ended(error))
+        status = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._tell("end", status=status, error="" if error is None else f"{type(error).__name__}: {error}")
         self._record.close()
         self._directory.close()
 

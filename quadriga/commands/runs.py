@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.dashboard.catalog import STATES, Catalog, Run
+from quadriga.dashboard.files import Unreadable
 from quadriga.errors import QuadrigaError, printable
+from quadriga.tracking.figures import in_words
+from quadriga.tracking.metric_names import describe, format_value
+from quadriga.tracking.run_state import sparkline
 
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 NARROW = 110
@@ -110,8 +114,6 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from quadriga.tracking.run_state import sparkline
-
     console = Console(width=None if Console().is_terminal else 160)
     is_narrow = console.width < NARROW
     columns: dict[str, list[Text]] = {}
@@ -155,15 +157,11 @@ def _beginning(text: str, most: int) -> str:
 
 def _roughly(seconds: float) -> str:
     """`3 min`, of `3 min 12 s`."""
-    from quadriga.tracking.figures import in_words
-
     return " ".join(in_words(seconds).split()[:2])
 
 
 def _last_figures(runs: list[Run], metrics: Any, wanted: list[str] | None) -> dict[str, list[float | None]]:
     """Name → the newest value in each run, of those metrics that most say how a run went, or that were asked for."""
-    from quadriga.tracking.metric_names import describe
-
     newest = [_newest_of(run, metrics) for run in runs]
     names = list(dict.fromkeys(name for figures in newest for name in figures))
     if wanted:
@@ -174,8 +172,6 @@ def _last_figures(runs: list[Run], metrics: Any, wanted: list[str] | None) -> di
 
 
 def _newest_of(run: Run, metrics: Any) -> dict[str, float]:
-    from quadriga.dashboard.files import Unreadable
-
     try:
         return {metric["name"]: metric["last"] for metric in metrics.names(run)}
     except Unreadable:  # it ended before its first step; its keys can be compared all the same
@@ -186,8 +182,6 @@ def _print_comparison(runs: list[Run], keys: list[dict[str, Any]], figures: dict
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from quadriga.tracking.metric_names import format_value
 
     console = Console(width=None if Console().is_terminal else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")
