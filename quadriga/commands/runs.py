@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,7 +129,9 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
             for v in row["validations"].values()
         )
         cells = {
-            "run": Text(printable(f"{row['root']}/{row['name']}" if several_roots else row["name"]), "bold"),
+            "run": Text(
+                printable(f"{_from_here(row['root'])}/{row['name']}" if several_roots else row["name"]), "bold"
+            ),
             "kind": row["kind"],
             "state": state,
             "step": f"{row['step']:,}" + (f"/{row['total']:,.0f}" if row["total"] else ""),
@@ -149,6 +152,11 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
     for line in zip(*columns.values()):
         table.add_row(*line)
     console.print(table)
+
+
+def _from_here(folder: str) -> str:
+    """The folder as one would type it: from the working folder on, where it lies below that."""
+    return folder.removeprefix(f"{os.getcwd()}/")
 
 
 def _beginning(text: str, most: int) -> str:
