@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from quadriga.dashboard.catalog import STATES, Catalog, Run
+from quadriga.dashboard.files import Unreadable
 from quadriga.errors import QuadrigaError, printable
+from quadriga.tracking.figures import in_words
+from quadriga.tracking.metric_names import describe, format_value
+from quadriga.tracking.run_state import sparkline
 
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+NARROW = 110
+"""A terminal with fewer columns is shown fewer of a run's."""
 STATE_STYLES = {"running": "green", "stalled": "yellow", "finished": "blue", "interrupted": "dim", "failed": "red"}
 
 
@@ -53,12 +60,12 @@ def compare(argv: Sequence[str]) -> int:
     ]
     figures = _last_figures(runs, metrics, options.metric)
     if options.json:
-        told = {
+        comparison = {
             "runs": [run.name for run in runs],
             "keys": {key["key"]: key["values"] for key in keys},
             "metrics": figures,
         }
-        print(_json(told, indent=1))
+        print(_json(comparison, indent=1))
         return 0
     _print_comparison(runs, keys, figures)
     return 0
@@ -73,8 +80,12 @@ def show_samples(argv: Sequence[str]) -> int:
 
     steps = sample_steps(run)
     kind = options.kind or ("val" if steps["val"] else "train")
+    if not any(steps.values()):
+        raise QuadrigaError(f"{run.name} has kept no samples", "a run keeps some of every step and of every validation")
     if not steps[kind]:
-        raise QuadrigaError(f"{run.name} has kept no samples of {kind}", "use --kind train or --kind val")
+        raise QuadrigaError(
+            f"{run.name} has kept no samples of {kind}", f"it has some of --kind {'train' if kind == 'val' else 'val'}"
+        )
     step = steps[kind][-1] if options.step is None else options.step
     if step not in steps[kind]:
         near = min(steps[kind], key=lambda one: abs(one - step))
@@ -104,41 +115,62 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from quadriga.tracking.figures import in_words
-    from quadriga.tracking.run_state import sparkline
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("run", "kind", "state", "step", "left", "course", "", "held-out", "updated"):
-        table.add_column(heading, overflow="fold", no_wrap=heading not in ("run", "state"))
+    console = Console(width=None if Console().is_terminal else 160)
+    is_narrow = console.width < NARROW
+    columns: dict[str, list[Text]] = {}
     for row in rows:
         state = Text(row["state"], STATE_STYLES[row["state"]])
         if row["alarms"]:
             state.append(printable(f" ⚠ {', '.join(row['alarms'])}").replace("_", " "), "yellow")
         if row["error"]:
-            state.append(f" {printable(row['error'].splitlines()[0][:60])}", "dim")
+            state.append(f" {_beginning(printable(row['error'].splitlines()[0]), 30 if is_narrow else 60)}", "dim")
         held = ", ".join(
             f"{v['first']:.1%} → {v['last']:.1%}" if v["first_step"] != v["last_step"] else f"{v['last']:.1%}"
             for v in row["validations"].values()
         )
-        table.add_row(
-            Text(printable(f"{row['root']}/{row['name']}" if several_roots else row["name"]), "bold"),
-            row["kind"],
-            state,
-            f"{row['step']:,}" + (f"/{row['total']:,.0f}" if row["total"] else ""),
-            "" if row["eta_s"] is None else in_words(row["eta_s"]),
-            Text(sparkline(row["spark"], 16), "green"),
-            row["main"]["text"] if row["main"] else "",
-            held,
-            f"{in_words(max(now - row['updated'], 0))} ago",
-        )
-    Console(width=None if Console().is_terminal else 160).print(table)
+        cells = {
+            "run": Text(
+                printable(f"{_from_here(row['root'])}/{row['name']}" if several_roots else row["name"]), "bold"
+            ),
+            "kind": row["kind"],
+            "state": state,
+            "step": f"{row['step']:,}" + (f"/{row['total']:,.0f}" if row["total"] else ""),
+            "left": "" if row["eta_s"] is None else _roughly(row["eta_s"]),
+            "course": Text(sparkline(row["spark"], 16), "green"),
+            "newest": row["main"]["text"] if row["main"] else "",
+            "held-out": held,
+            "updated": f"{_roughly(now - row['updated'])} ago" if now - row["updated"] >= 5 else "now",
+        }
+        for heading, cell in cells.items():
+            if not (is_narrow and heading in ("kind", "course")):
+                columns.setdefault(heading, []).append(cell if isinstance(cell, Text) else Text(cell))
+    columns = {heading: cells for heading, cells in columns.items() if any(cell.plain for cell in cells)}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in columns:
+        folds = heading in ("run", "state") or (is_narrow and heading == "held-out")
+        table.add_column(heading, overflow="fold", no_wrap=not folds, min_width=15 if folds else None)
+    for line in zip(*columns.values()):
+        table.add_row(*line)
+    console.print(table)
+
+
+def _from_here(folder: str) -> str:
+    """The folder as one would type it: from the working folder on, where it lies below that."""
+    return folder.removeprefix(f"{os.getcwd()}/")
+
+
+def _beginning(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _roughly(seconds: float) -> str:
+    """`3 min`, of `3 min 12 s`."""
+    return " ".join(in_words(seconds).split()[:2])
 
 
 def _last_figures(runs: list[Run], metrics: Any, wanted: list[str] | None) -> dict[str, list[float | None]]:
     """Name → the newest value in each run, of those metrics that most say how a run went, or that were asked for."""
-    from quadriga.tracking.metric_names import describe
-
-    newest = [{metric["name"]: metric["last"] for metric in metrics.names(run)} for run in runs]
+    newest = [_newest_of(run, metrics) for run in runs]
     names = list(dict.fromkeys(name for figures in newest for name in figures))
     if wanted:
         names = [name for name in names if any(part in name for part in wanted)]
@@ -147,16 +179,22 @@ def _last_figures(runs: list[Run], metrics: Any, wanted: list[str] | None) -> di
     return {name: [figures.get(name) for figures in newest] for name in names}
 
 
+def _newest_of(run: Run, metrics: Any) -> dict[str, float]:
+    try:
+        return {metric["name"]: metric["last"] for metric in metrics.names(run)}
+    except Unreadable:  # it ended before its first step; its keys can be compared all the same
+        return {}
+
+
 def _print_comparison(runs: list[Run], keys: list[dict[str, Any]], figures: dict[str, list[float | None]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from quadriga.tracking.metric_names import format_value
-
     console = Console(width=None if Console().is_terminal else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
+    longest = max(map(len, ["state", *(key["key"] for key in keys), *figures]))
+    table.add_column("", overflow="fold", width=min(longest, max(console.width - 14 * len(runs), 20)))
     for run in runs:
         table.add_column(Text(printable(run.name)), justify="right", overflow="fold")
     now = time.time()
@@ -193,7 +231,10 @@ def _print_samples(run: Run, kind: str, step: int, rows: list[dict[str, Any]]) -
                 console.print(Text(printable(f"right answer {row['ground_truth']}"), "dim"))
         facts = [row["outcome"], *(["cut off"] if "cut off" in row["flags"] else [])]
         facts += [f"{name} {row[name]:.3g}" for name in ("score", "advantage") if row[name] is not None]
+        facts += [f"{name} {value:.3g}" for name, value in row["extras"].items() if isinstance(value, (int, float))][:3]
         console.print(Text(printable("  " + " · ".join(filter(None, facts))), styles.get(row["outcome"], "yellow")))
+        if error := (row["error"] or "").strip():
+            console.print(Text(printable(f"    scoring: {shortened(error.splitlines()[-1])}"), "yellow"))
         for name in ("chosen", "rejected"):
             if name in row:
                 reward = "" if row[name]["reward"] is None else f" (reward {row[name]['reward']:.3g})"

@@ -83,14 +83,16 @@ def config_table(runs: list[Run]) -> dict[str, Any]:
     keys = []
     for name in dict.fromkeys(key for values in flat for key in values):
         schema = next((s for s in schemas if s is not None and name in all_keys(s)), None)
-        values = [values.get(name) for values in flat]
+        there = [values[name] for values in flat if name in values]
+        is_set = [_is_set(name, values.get(name), s, c) for values, s, c in zip(flat, schemas, configs)]
         keys.append(
             {
                 "key": name,
-                "values": plain(values),
+                "values": plain([values.get(name) for values in flat]),
                 "default": plain(default_of(schema, name)) if schema else None,
-                "set": [_is_set(name, value, s, c) for value, s, c in zip(values, schemas, configs)],
-                "differs": any(value != values[0] for value in values),
+                "set": is_set,
+                # That runs of another kind lack a key is worth telling only where somebody has set it.
+                "differs": any(v != there[0] for v in there) or (len(there) < len(runs) and any(is_set)),
                 "meaning": all_keys(schema)[name].spec.doc if schema else "",
                 "unit": all_keys(schema)[name].spec.unit if schema else "",
             }

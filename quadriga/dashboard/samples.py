@@ -215,8 +215,8 @@ def _token_columns(tokens: dict[str, Any]) -> dict[str, list[Any]] | None:
 
 
 def _messages(value: Any) -> list[dict[str, str]] | None:
-    """A conversation: who said what, with the tool calls as text."""
-    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
+    """A conversation: who said what, with the tool calls as text; None where an agent has left none."""
+    if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
         return None
     return [
         {

@@ -22,7 +22,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from quadriga.errors import RunStopped
+
 Event = dict[str, Any]
+
+
+def how_it_ended(error: BaseException | None) -> Event:
+    """What an `end` tells of a run that ended with this error; None: it took its last step."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return {"status": "finished" if error is None else "stopped", "error": ""}
+    return {
+        "status": "stopped" if isinstance(error, RunStopped) else "failed",
+        "error": f"{type(error).__name__}: {error}",
+    }
 
 
 class EventLog:

@@ -111,7 +111,8 @@ def how_to_go_on(config: Any) -> str:
     folder = Path(config.trainer.default_local_dir).expanduser()
     newest = CheckpointStore(folder / "checkpoints").checkpoints()[:1]
     if not newest:
-        return f"no checkpoint was written yet; {folder} has what was recorded"
+        often = "" if config.trainer.save_freq > 0 else "; trainer.save_freq=N writes one every N steps"
+        return f"no checkpoint was written yet{often}. {folder} has what was recorded"
     command = command_line()
     needs = {"trainer.experiment_name": config.trainer.experiment_name, "trainer.resume_mode": "auto"}
     if config.trainer.resume_mode == "auto":

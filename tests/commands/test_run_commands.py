@@ -83,6 +83,37 @@ def test_runs_are_listed_with_state_step_and_error(root: Path, capsys: pytest.Ca
     assert "there are no such runs" in capsys.readouterr().err
 
 
+def test_a_terminal_of_80_columns_shows_which_run_it_is_and_how_it_went(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {"arithmetic": {"first_step": 0, "first": 0.414, "last_step": 20, "last": 1.0}}
+    write_run(root / "p" / "a_run_with_a_rather_long_name", alarms={"equal_groups": "so"}, validations=held)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal, which has its own width
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["runs"]) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"p/good +finished +10/10 +0.800", text)
+    assert re.search(r"p/bad +failed", text)
+    assert re.search(r"^p/a_run_with_a.* finished.* 20/20 .*41.4% → 100.0%", text, re.MULTILINE)
+    assert "DataError" in text, "why it failed"
+    assert run(["compare", *["good", "bad"] * 3]) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"^critic/score/mean +(0.800 +0.100 *){3}$", text, re.MULTILINE)
+    assert "…" not in text, "keys and names can be read"
+
+
+def test_a_run_without_a_step_is_compared_and_has_no_samples(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(record(root / "p" / "stillborn", 0, 0.0, lr=0.3), "failed", "DataError: no rows")
+    assert run(["compare", "good", "stillborn"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"actor_rollout_ref.actor.optim.lr +0.0001 +0.3", text)
+    assert re.search(r"critic/score/mean +0.800 *$", text, re.MULTILINE)
+    assert run(["samples", "stillborn"]) == 1
+    assert "p/stillborn has kept no samples" in capsys.readouterr().err
+
+
 def test_runs_are_compared_by_what_was_set_and_what_came_of_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "good", "bad"]) == 0
     text = capsys.readouterr().out
@@ -99,6 +130,27 @@ def test_samples_are_read_by_step_and_filter(root: Path, capsys: pytest.CaptureF
     assert "right answer 1" in text
     assert run(["samples", "good", "--step", "8"]) == 1
     assert "--step 7" in capsys.readouterr().err
+
+
+def test_a_sample_whose_scoring_crashed_says_why_and_others_what_their_reward_told(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = "Traceback (most recent call last):\n  File x\nValueError: cannot read it\n"
+    crashed = {"uid": "0", "prompt": "1+1=", "response": "?", "score": 0.0, "outcome": "error", "error": error}
+    plain = {
+        "uid": "0",
+        "prompt": "1+1=",
+        "response": "2",
+        "score": 1.0,
+        "outcome": "correct",
+        "brevity": 0.25,
+        "error": " ",
+    }
+    RunDirectory(root / "p" / "good").write_samples(9, [crashed, plain])
+    assert run(["samples", "good", "--step", "9"]) == 0
+    text = capsys.readouterr().out
+    assert "    scoring: ValueError: cannot read it\n" in text
+    assert "correct · score 1 · brevity 0.25\n    2\n" in text
 
 
 def test_nothing_in_a_run_can_steer_the_terminal(

@@ -41,6 +41,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Served
     root = tmp_path_factory.mktemp("outputs")
     write_run(root / "demo" / "a", steps=30, level=0.9)
     write_run(root / "demo" / "b", steps=30, level=0.4, changed={"actor_rollout_ref.actor.optim.lr": 0.1})
+    for name, lr in (("a", 0.9), ("b", 0.4)):
+        config = {"actor_rollout_ref": {"actor": {"optim": {"lr": lr}}}, "data": {"train_batch_size": 8}}
+        (root / "demo" / name / "config.yaml").write_text(json.dumps(config))
     write_samples(root / "demo" / "a", 5, [sample(k, k % 4 != 1) for k in range(12)])
     for step, right in ((0, False), (10, False), (30, True)):
         write_samples(root / "demo" / "a", step, [sample(k, right) for k in range(4)], "val")
@@ -101,7 +104,11 @@ def test_two_runs_are_compared(page: Page, served: Served) -> None:
     assert [re.sub(r"[\d.]+$", "", text) for text in page.texts(legend)] == ["demo/a", "demo/b"]
     assert page.browser.current_url.count(",") == 1, "the address holds both runs, to be shared"
     page.browser.find_element("link text", "Configuration").click()
-    page.wait(lambda: "same configuration" in page.texts("main")[0] or page.all("table.config"), "no configuration")
+    page.wait(lambda: page.texts("table.config tbody th"), "no configuration")
+    assert [text.split("peak")[0] for text in page.texts("table.config tbody th")] == [
+        "actor_rollout_ref.actor.optim.lr"
+    ]
+    assert page.texts("table.config tbody td")[:2] == ["0.9", "0.4"]
 
 
 def test_a_wrong_sample_is_found_by_filter_and_by_text(page: Page, served: Served) -> None:

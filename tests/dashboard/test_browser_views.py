@@ -53,6 +53,15 @@ def served(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Served
             for step in range(1, steps + 1):
                 tested = {"timing_s/testing": 10.0} if step % 10 == 0 else {}
                 file.write(json.dumps({"step": step, "time": float(step), **timings, **tested}) + "\n")
+    stillborn = write_run(
+        root / "stillborn", steps=0, state="failed", error="RewardError: no scorer\nat line 3", total=8
+    )
+    (stillborn / "metrics.jsonl").unlink()
+    told = {"kind": "end", "time": 1.0, "step": 0, "status": "failed", "error": "RewardError: no scorer\nat line 3"}
+    (stillborn / "events.jsonl").write_text(json.dumps(told) + "\n")
+    wordless = sample(0, True, messages=[])  # an agent that works on tokens leaves no conversation
+    crashed = sample(1, False, outcome="error", error="Traceback:\n  File x\nValueError: cannot read it\n")
+    write_samples(root / "demo" / "b", 3, [wordless, crashed])
     (root / "demo" / "a" / "logs").mkdir()
     (root / "demo" / "a" / "logs" / "actor_0.log").write_text("CUDA out of memory\n")
     return serve(root)
@@ -121,6 +130,28 @@ def test_the_values_of_a_curve_are_reached_by_keys(page: Page, served: Served) -
     assert page.texts(f"{SCORE} .legend b")[0].startswith("0.88")
     press(page, Keys.ESCAPE)
     assert page.texts(f"{SCORE} .at") == [""]
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_page_in_every_view(page: Page, served: Served) -> None:
+    run = served.row("stillborn")["id"]
+    for view, said in (
+        ("curves", "No step has been recorded yet"),
+        ("samples", "kept no samples"),
+        ("time", "This run has no timeline"),
+        ("logs", "Why it failed is among its alarms"),
+        ("alarms", "at line 3"),
+    ):
+        page.open(f"#{view}?runs={run}")
+        page.wait(lambda said=said: said in page.texts("main")[0], f"{view} does not say so")
+        assert not page.all("#banner")[0].is_displayed(), view
+    assert page.texts(".said") == ["failed: RewardError: no scorer"], "the whole of it is in the box above"
+
+
+def test_a_sample_shows_its_response_without_a_conversation_and_why_scoring_failed(page: Page, served: Served) -> None:
+    page.open(f"#samples?runs={served.row('demo/b')['id']}&kind=train")
+    page.wait(lambda: len(page.all(".answer")) == 2, "no samples")
+    assert page.texts(".answer .text") == ["#### 0", "#### 2"]
+    assert page.texts(".answer summary") == ["ValueError: cannot read it"]
 
 
 def test_all_views_and_controls_are_reached_by_the_tab_key(page: Page, served: Served) -> None:
@@ -210,6 +241,20 @@ def test_the_table_of_runs_needs_no_scrolling_sideways(page: Page, served: Serve
         room = "const node = document.querySelector('.scroll'); return [node.scrollWidth, node.clientWidth]"
         needed, there = page.browser.execute_script(room)
         assert needed <= there, f"{needed} of {there} pixels at a width of {width}"
+
+
+def test_a_long_name_of_a_chosen_run_covers_nothing_on_a_phone(page: Page, served: Served) -> None:
+    long = next(row for row in served.json("runs?limit=500")["rows"] if "a_name_that_says" in row["name"])
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.open(f"#alarms?runs={long['id']}")
+    page.wait(lambda: page.all(".alarmbox"), "no error is shown")
+    for selector in (".chip", ".alarmbox"):
+        inside = (
+            "const node = document.querySelector(arguments[0]); return [node.scrollWidth, node.clientWidth, innerWidth]"
+        )
+        needed, there, screen = page.browser.execute_script(inside, selector)
+        assert needed <= there <= screen, selector
 
 
 def test_two_runs_answer_the_same_questions_side_by_side(page: Page, served: Served) -> None:

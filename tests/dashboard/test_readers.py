@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -434,6 +435,24 @@ def test_of_an_evaluation_every_flag_is_shown_as_set(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text("model: here\nn: 4\nscorer: null\n")
     keys = {key["key"]: key["set"] for key in config_table([the_run(folder)])["keys"]}
     assert keys == {"model": [True], "n": [True], "scorer": [False]}
+
+
+def test_runs_of_two_kinds_differ_by_what_was_set_and_not_by_what_one_of_them_lacks(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from quadriga.config.load import load_config
+    from quadriga.config.supervised_schema import SCHEMAS
+
+    rl = load_config({"algorithm": {"lam": 0.5}})
+    model, data = {"partial_pretrain": "builtin:arithmetic"}, {"train_files": "lessons.jsonl"}
+    sft = load_config({"optim": {"lr": 0.125}, "model": model, "data": data}, SCHEMAS["sft"])
+    for kind, config in (("train", rl), ("sft", sft)):
+        folder = write_run(tmp_path / kind, kind=kind)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(config))))
+    differ = {key["key"] for key in config_table(Catalog([tmp_path]).look())["keys"] if key["differs"]}
+    assert {"algorithm.lam", "optim.lr"} <= differ
+    assert not {"algorithm.gamma", "optim.betas", "critic.optim.lr"} & differ
+    assert len(differ) < 30
 
 
 def test_the_configuration_says_what_was_set_and_what_differs(tmp_path: Path) -> None:

@@ -192,6 +192,21 @@ def test_extra_info_reaches_the_function(tokenizer: PreTrainedTokenizerFast, tmp
     manager.close()
 
 
+def test_a_sample_whose_scoring_failed_says_why(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if solution_str == 'no': raise ValueError('cannot read ' + solution_str)\n"
+        "    return {'score': 1.0, 'error': 'own'}\n"
+    )
+    data = batch_of(tokenizer, [("q", "#### 5", "5"), ("q", "no", "5")])
+    with RewardPool(RewardFunction(f"{module}:compute_score"), on_error=0.0) as pool:
+        info = NaiveRewardManager(tokenizer, 0, pool=pool)(data, return_dict=True)["reward_extra_info"]  # type: ignore[index]
+    assert info["outcome"] == ["correct", "error"]
+    assert info["error"][0] == "own"
+    assert info["error"][1].endswith("ValueError: cannot read no\n")
+
+
 def test_scores_are_the_same_when_samples_were_streamed(tokenizer: PreTrainedTokenizerFast, pool: RewardPool) -> None:
     data = batch_of(tokenizer, [("q", "#### 5", "5"), ("q", "#### 6", "5")])
     manager = NaiveRewardManager(tokenizer, 0, pool=pool)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tiny_policy import write_task
 
+from quadriga.dashboard.catalog import Catalog
 from quadriga.errors import RunStopped
 from quadriga.trainer.main_ppo import run_ppo
 from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -56,6 +57,21 @@ def test_an_interrupted_run_stops_within_seconds_and_resumes(tmp_path, how):
     changed = [sys.executable, *shlex.split(again[1]), f"trainer.total_training_steps={done + 3}"]
     subprocess.run(changed, check=True, timeout=120, start_new_session=True, capture_output=True)
     assert _steps(run) == list(range(1, done + 4)), "every step once, none lost"
+
+
+def test_ctrl_c_in_a_run_of_one_process_interrupts_it_and_does_not_fail_it(tmp_path, monkeypatch, capsys):
+    config = write_task(tmp_path / "task")
+    config["trainer"] |= {"executor": "local", "total_training_steps": 400, "test_freq": 2, "save_freq": -1}
+
+    def interrupted(trainer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RayPPOTrainer, "validate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(config)
+    assert "no checkpoint was written yet; trainer.save_freq=N" in capsys.readouterr().err
+    (run,) = Catalog([tmp_path / "task" / "run"]).look()
+    assert (run.state(time.time()), run.status["error"]) == ("interrupted", "")
 
 
 @pytest.mark.parametrize("moment", ["validate", "report"])

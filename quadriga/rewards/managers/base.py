@@ -16,6 +16,9 @@ from quadriga.rewards.functions import RewardFunction, with_columns
 from quadriga.rewards.pool import RewardPool
 from quadriga.rewards.result import RewardResult, RewardSample, metrics
 
+_MAX_ERROR = 2000
+"""Characters of a failed sample's traceback that are kept with the sample: its end, which says what was raised."""
+
 
 class BaseRewardManager:
     """Decodes the responses of a batch, has them scored by the pool, and places each score on its response's last token.
@@ -194,7 +197,8 @@ class BaseRewardManager:
 
 
 def extra_info_of(results: list[RewardResult]) -> dict[str, list[Any]]:
-    """Everything the reward function said, one list of B per key; None where a row has nothing under that key."""
+    """Everything the reward function said, and why scoring failed where it did: one list of B per key; None where a row has
+    nothing under that key."""
     if not results:
         return {}
     info: dict[str, list[Any]] = {"score": [r.score for r in results], "outcome": [r.outcome for r in results]}
@@ -204,6 +208,8 @@ def extra_info_of(results: list[RewardResult]) -> dict[str, list[Any]]:
             info[name] = values
     for key in dict.fromkeys(key for result in results for key in result.extra):
         info.setdefault(key, [result.extra.get(key) for result in results])
+    if any(result.failed for result in results):  # whoever reads the samples sees why
+        info["error"] = [(r.error or "")[-_MAX_ERROR:] if r.failed else r.extra.get("error") for r in results]
     return info
 
 

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from quadriga.config.schema import Config
-from quadriga.errors import RunStopped
-from quadriga.tracking.events import EventLog
+from quadriga.tracking.events import EventLog, how_it_ended
 from quadriga.tracking.phases import Phases
 from quadriga.tracking.run_directory import RunDirectory
 from quadriga.tracking.run_record import RESTART
@@ -99,8 +98,6 @@ class Journal:
             self.tracking.close()
             return
         error = sys.exception()  # the one that ends the run, if this is called because of it
-        status = "finished" if not failed else "stopped" if isinstance(error, RunStopped) else "failed"
-        self.events.append(
-            "end", {"status": status, "error": "" if error is None else f"{type(error).__name__}: {error}"}
-        )
+        ended = how_it_ended(error if failed else None)
+        self.events.append("end", ended if error or not failed else {"status": "failed", "error": ""})
         self.tracking.close(failed)

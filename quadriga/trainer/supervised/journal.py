@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quadriga.errors import RunStopped
 from quadriga.tracking import EventLog, Phases, RunDirectory, Timeline, Tracking
 from quadriga.tracking.console import LiveView
+from quadriga.tracking.events import how_it_ended
 from quadriga.tracking.steering import Steering
 from quadriga.trainer.supervised.ranks import same_on_all_ranks
 
@@ -60,11 +60,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        stopped = isinstance(error, (KeyboardInterrupt, RunStopped))
-        status = "finished" if error is None else "stopped" if stopped else "failed"
-        self.events.append(
-            "end", {"status": status, "error": "" if error is None else f"{type(error).__name__}: {error}"}
-        )
+        self.events.append("end", how_it_ended(error))
         if self._view is not None:
             self._view.__exit__(kind, error, at)
         self._tracking.close(failed=error is not None)

@@ -1,7 +1,6 @@
 // What looked wrong, what was said, told and done, in the order in which it happened.
 
 import { clock, el, newest, number, replace } from "dash/dom.js";
-import { markColor } from "dash/marks.js";
 import { change } from "dash/state.js";
 
 const SHOWN = [["important", "alarms and warnings"], ["all", "everything"]];
@@ -33,10 +32,9 @@ export function mount(root, context) {
     const fits = events.filter((event) => mode === "all" || ["alarm", "steered", "restart"].includes(event.kind) || event.level === "warning" || (event.kind === "start" && event.text !== "started") || (event.kind === "end" && event.text !== "finished"));
     fits.sort((a, b) => (b.time ?? 0) - (a.time ?? 0));
     const lines = fits.slice(0, 500).map((event) => {
-      const label = el("b", {}, event.kind === "alarm" ? event.name.replaceAll("_", " ") : event.level === "warning" ? "warning" : event.kind);
-      if (event.kind === "alarm") label.style.color = markColor("alarm");
+      const label = el("b", { class: event.kind === "alarm" ? "raised" : "" }, event.kind === "alarm" ? event.name.replaceAll("_", " ") : event.level === "warning" ? "warning" : event.kind);
       return el("li", {}, el("span", { class: "when" }, clock(event.time)), el("span", { class: "where" }, `${runs.length > 1 ? `${event.run.name} · ` : ""}step ${number(event.step ?? 0)}`),
-        el("div", {}, label, " ", el("span", { class: "said" }, event.text), event.look ? el("p", { class: "muted" }, event.look) : null, ["alarm", "restart"].includes(event.kind) ? links(event.run, event.step) : null));
+        el("div", {}, label, " ", el("span", { class: "said" }, event.kind === "end" ? event.text.split("\n")[0] : event.text), event.look ? el("p", { class: "muted" }, event.look) : null, ["alarm", "restart"].includes(event.kind) ? links(event.run, event.step) : null));
     });
     replace(list, lines.length ? el("ol", { class: "events" }, lines) : el("div", { class: "empty" }, standing.length || errors.length ? "" : runs.length ? "All quiet: no alarm, no warning." : "No run looks wrong."));
   }

@@ -113,8 +113,10 @@ const file = exported && {
     const places = ids.map((id) => runs.indexOf(id));
     const chosen = keys.map((key) => {
       const values = places.map((place) => key.values[place] ?? null);
-      const differs = values.some((value) => JSON.stringify(value) !== JSON.stringify(values[0]));
-      return { ...key, values, set: places.map((place) => key.set[place] ?? false), differs };
+      const set = places.map((place) => key.set[place] ?? false);
+      const there = values.filter((value) => value !== null).map((value) => JSON.stringify(value));
+      const differs = there.some((value) => value !== there[0]) || (there.length < values.length && set.some(Boolean)); // as the server has it
+      return { ...key, values, set, differs };
     });
     return { runs: ids, keys: chosen, problems };
   },

@@ -23,7 +23,7 @@ export function smoothed(points, weight) {
 
 /**
  * @param box where to draw.
- * @param options x: name of the axis; from, to: its range; unit; log; smooth; filled: down to 0; height; label: what it shows; onZoom(from, to);
+ * @param options x: name of the axis; from, to: its range; unit; log; smooth; filled: bars from 0; height; label: what it shows; onZoom(from, to);
  *   onCursor(index or null).
  * @param lines [{label, color, x, y, lo, hi, n, smooth, marks: [{x, color}]}]
  * @returns plot, close(), and set(lines): other values of the same lines, without losing the cursor; false where it takes a new chart.
@@ -44,7 +44,7 @@ export function draw(box, options, lines) {
     padding: [8, 18, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: `x ${options.x}` }, drag: { x: true, y: false, setScale: false }, points: { size: 6 }, y: false },
-    scales: { x: { time: false, range: (u, low, high) => span(low, high, options.from, options.to) }, y: { distr: options.log ? 3 : 1, range: options.log ? undefined : (u, low, high) => range(low, high) } },
+    scales: { x: { time: false, range: (u, low, high) => span(low, high, options.from, options.to, options.filled && lines[0]?.x) }, y: { distr: options.log ? 3 : 1, range: options.log ? undefined : (u, low, high) => range(low, high) } },
     axes: [
       { ...axis, size: 34, incrs: options.x === "time" ? SECONDS : WHOLE, values: (u, splits) => splits.map((value) => (value === null ? "" : xValue(value))) },
       { ...axis, size: 56, values: (u, splits) => splits.map((value) => (value === null ? "" : options.unit === "share" ? `${Math.round(value * 1000) / 10}%` : compact(value))) },
@@ -98,7 +98,8 @@ function layers(lines, options) {
       const low = add(line, { stroke: "transparent", width: 0 });
       bands.push({ series: [high, low], fill: faded(color, 0.16) });
     } else if (options.smooth) add(line, { stroke: faded(color, 0.25), width: 1 });
-    shown.push(add(line, { stroke: color, width: 1.7, fill: options.filled ? color : undefined, points: { show: isFew(line, options), size: line.x.length === 1 ? 7 : 4, fill: color, width: 0 } }));
+    const bars = options.filled && { width: 0, fill: color, paths: uPlot.paths.bars({ size: [1, Infinity] }) };
+    shown.push(add(line, { stroke: color, width: 1.7, ...bars, points: { show: isFew(line, options), size: line.x.length === 1 ? 7 : 4, fill: color, width: 0 } }));
   }
   return { series, bands, shown };
 }
@@ -134,9 +135,11 @@ function nearest(values, at) {
   return null;
 }
 
-function span(low, high, from, to) {
+/** Of bars at `x`, the first and the last are seen as a whole. */
+function span(low, high, from, to, x) {
   const [a, b] = [from ?? low ?? 0, to ?? high ?? 1];
-  return a === b ? [a - 1, b + 1] : [a, b];
+  const room_ = x?.length > 1 ? (x.at(-1) - x[0]) / (x.length - 1) / 2 : 0;
+  return a === b ? [a - 1, b + 1] : [a - room_, b + room_];
 }
 
 /** A share from 0 or to 1 where that is near, else what the values need and a little air. */

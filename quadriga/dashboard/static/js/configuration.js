@@ -39,7 +39,7 @@ export function mount(root, context) {
       el("th", { scope: "row", title: key.meaning }, breakable(key.key), el("div", { class: "meaning" }, [key.meaning, key.unit && `(${key.unit})`].filter(Boolean).join(" "))),
       key.values.map((value, k) => el("td", { class: key.set[k] ? "set" : "" }, shown(value))),
       el("td", { class: "muted" }, shown(key.default))));
-    const none = mode === "differs" ? "These runs have the same configuration." : "Nothing is like that.";
+    const none = problems.length && !keys.length ? "" : mode === "differs" ? "These runs have the same configuration." : "Nothing is like that.";
     replace(body, problems.length ? el("p", { class: "muted" }, problems.join(" · ")) : null,
       lines.length ? el("table", { class: "config" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "key"), heads, el("th", { scope: "col" }, "default"))), el("tbody", {}, lines)) : el("div", { class: "empty" }, none));
   }

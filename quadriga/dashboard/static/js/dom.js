@@ -71,7 +71,7 @@ export function duration(seconds) {
 
 export function ago(then, now) {
   const seconds = Math.max(now - then, 0);
-  return seconds < 5 ? "now" : `${duration(seconds).replace(/ \d+ s$/, seconds >= 60 ? "" : "$&")} ago`;
+  return seconds < 5 ? "now" : `${duration(Math.round(seconds)).replace(/ \d+ s$/, seconds >= 60 ? "" : "$&")} ago`;
 }
 
 export function clock(time) {

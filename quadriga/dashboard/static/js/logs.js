@@ -29,7 +29,8 @@ export function mount(root, context) {
     if (!files.length) {
       older.hidden = true;
       key = "";
-      setText(empty, run ? "No worker of this run has printed anything into its logs folder." : "Choose a run to read what its workers printed.");
+      const why = run?.error && [" Why it ", run.state, " is among its ", el("a", { href: `#alarms?runs=${run.id}` }, "alarms"), "."];
+      redraw(empty, [run?.id, run?.state], () => [run ? "No worker of this run has printed anything into its logs folder." : "Choose a run to read what its workers printed.", why].flat());
       return;
     }
     const file = files.find((one) => one.file === state.file) ?? newestOf(files);

@@ -46,7 +46,7 @@ function drawChips(ids, rows) {
     const dot = el("span", { class: "dot" });
     if (row) dot.style.background = row.color;
     const remove = () => change({ runs: read().runs.filter((other) => other !== id) });
-    return el("span", { class: "chip" }, dot, row ? row.name : "gone", row && row.state !== "finished" ? el("span", { class: `state ${row.state}` }, row.state) : null,
+    return el("span", { class: "chip" }, dot, el("span", { class: "label", title: row?.folder }, row ? row.name : "gone"), row && row.state !== "finished" ? el("span", { class: `state ${row.state}` }, row.state) : null,
       el("button", { class: "plain", title: "remove from the view", "aria-label": `remove ${row ? row.name : id}`, onclick: remove }, "×"));
   });
   redraw(bar, [ids, rows.map((row) => [row.name, row.state, row.color])], () =>
@@ -147,6 +147,10 @@ try {
 drawFrame();
 addEventListener("hashchange", () => show());
 addEventListener("keydown", onKey);
+addEventListener("unhandledrejection", (event) => { // of what a click has asked for
+  context.say(event.reason?.message ?? String(event.reason));
+  event.preventDefault();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(true));
 if (exported && !location.hash) change({ view: exported.table.rows.length === 1 ? "curves" : "runs", runs: exported.table.rows.slice(0, 8).map((row) => row.id) }, true);
 show();

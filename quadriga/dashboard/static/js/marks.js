@@ -7,7 +7,7 @@ const COLORS = {
   steered: ["#0b7285", "#3bc9db"], restart: ["#c92a2a", "#ff8787"],
 };
 
-export const markColor = (kind) => (COLORS[kind] ?? COLORS.resumed)[isDark() ? 1 : 0];
+const markColor = (kind) => (COLORS[kind] ?? COLORS.resumed)[isDark() ? 1 : 0];
 
 /** [{x: step, kind, text, color}] of the answer of `api.events`. */
 export function marksOf({ events, stalls }) {

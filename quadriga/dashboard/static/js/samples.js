@@ -177,7 +177,7 @@ export function mount(root, context) {
     return el("article", { class: "group" },
       el("header", {}, el("span", { class: "muted" }, [first.data_source, first.uid].filter(Boolean).join(" · ")), el("span", { class: "grow" }), history),
       first.prompt ? clipped(first.prompt, "prompt") : null,
-      first.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, first.ground_truth)) : null,
+      first.ground_truth ? rightAnswer(first.ground_truth) : null,
       sorted.filter((row) => row.beside?.length).map((row) => drawBeside(row, state)),
       el("div", { class: `answers${sorted.length > 1 ? "" : " one"}` }, sorted.filter((row) => !row.beside?.length).map((row) => drawAnswer(row, state))));
   }
@@ -203,7 +203,7 @@ export function mount(root, context) {
       row.score !== null ? el("span", {}, "score ", el("b", {}, number(row.score, 3))) : null,
       row.advantage !== null ? el("span", {}, "advantage ", el("b", {}, number(row.advantage, 3))) : null,
       row.length !== null ? el("span", { class: "muted" }, `${number(row.length)} tokens`) : null,
-      row.pred !== null && row.pred !== row.ground_truth ? el("span", { class: "muted" }, `read as ${row.pred}`) : null,
+      row.pred !== null && row.pred !== row.ground_truth ? el("span", { class: "muted" }, `read as ${row.pred.length > 120 ? `${row.pred.slice(0, 120)} …` : row.pred}`) : null,
     ];
     const known = Object.entries(row.extras).filter(([, value]) => value !== null);
     const figures = known.filter(([, value]) => typeof value === "number").slice(0, MOST_FIGURES);
@@ -214,7 +214,7 @@ export function mount(root, context) {
     const body = row.tokens && (state.by || (!row.messages && row.tokens.mask?.includes(0))) ? tokenText(row, state.by ?? "")
       : row.messages ? conversation(row.messages) : pair.length ? null : clipped(row.response ?? "", "text");
     return el("section", { class: "answer", dataset: { outcome: row.outcome } }, head, el("p", { class: "facts" }, facts), pair, body,
-      row.error ? el("details", {}, el("summary", {}, "what went wrong in scoring"), el("pre", {}, row.error)) : null,
+      row.error ? el("details", {}, el("summary", {}, row.error.trim().split("\n").at(-1).slice(0, 300)), el("pre", {}, row.error)) : null,
       extras.length ? el("details", {}, el("summary", {}, `${extras.length} more`), el("dl", {}, extras.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, typeof value === "string" ? value : JSON.stringify(value))]))) : null);
   }
 
@@ -262,7 +262,7 @@ export function mount(root, context) {
     replace(list, el("article", { class: "group" },
       el("header", {}, el("b", {}, "One question over the steps"), el("span", { class: "grow" }), el("button", { class: "plain", onclick: () => change({ over: null, at: null }) }, "back to all samples")),
       rows[0]?.prompt ? clipped(rows[0].prompt, "prompt") : null,
-      rows[0]?.ground_truth ? el("p", { class: "truth" }, el("span", { class: "muted" }, "right answer "), el("b", {}, rows[0].ground_truth)) : null,
+      rows[0]?.ground_truth ? rightAnswer(rows[0].ground_truth) : null,
       el("div", { class: "answers" }, rows.map((row) => drawAnswer(row, state)))));
   }
 
@@ -293,9 +293,10 @@ function conversation(messages) {
     el("b", {}, turn.role), turn.content ? clipped(turn.content, "text") : null, turn.calls ? el("pre", { class: "calls" }, turn.calls) : null)));
 }
 
+const rightAnswer = (text) => el("div", { class: "truth" }, el("span", { class: "muted" }, "right answer "), clipped(text, "answer-text", 300));
+
 /** A long text shows its beginning, and all of it when asked. */
-function clipped(text, kind) {
-  const most = 1600;
+function clipped(text, kind, most = 1600) {
   const node = el("div", { class: kind }, text.length > most ? `${text.slice(0, most)} …` : text);
   if (text.length <= most) return node;
   const whole = el("button", { class: "plain", onclick: () => { setText(node, text); whole.remove(); } }, `show all ${number(text.length)} characters`);

@@ -69,13 +69,13 @@ export function mount(root, context) {
   }
 
   async function drawCharts(run, state, key, isNewest) {
-    const names = await context.api.metrics(run.id);
+    const names = await context.api.metrics(run.id).catch(() => []); // it may have ended before its first step
     const timed = names.filter((m) => m.name.startsWith("timing_s/"));
     const parts = timed.filter((m) => ![STEP, ...BETWEEN].includes(m.name));
     const own = parts.length ? timed.filter((m) => m.name !== STEP) : timed; // a step that is not divided is one phase
     const others = names.filter((m) => OTHERS.test(m.name)).sort((a, b) => a.name.startsWith("memory/") - b.name.startsWith("memory/"));
     const [from, to] = [state.from, state.to].map((value) => (value === undefined ? undefined : Number(value)));
-    const [series, happened] = await Promise.all([context.api.series(run.id, [...own, ...others].map((m) => m.name), "step", from, to, 800), context.api.events(run.id)]);
+    const [series, happened] = await Promise.all([names.length ? context.api.series(run.id, [...own, ...others].map((m) => m.name), "step", from, to, 800) : {}, context.api.events(run.id)]);
     if (!isNewest()) return;
     const look = JSON.stringify([run.id, from, to, isDark(), root.clientWidth, others.map((m) => m.name)]);
     if (look !== charts.look) {
