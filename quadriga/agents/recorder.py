@@ -59,6 +59,8 @@ class _Context:
     prompt_tokens: int
     conversation: Conversation | None = None
     text: str | None = None
+    waits: bool = False
+    """For an answer: what is asked beside it does not go on from it."""
 
 
 class Texts:
@@ -190,9 +192,11 @@ class RecordingPolicy:
         asked = list(context.ids)
         self._limits.check(asked, room)
         call, self._calls = self._calls, self._calls + 1
+        context.waits = True
         try:
             sample = await self._ask(call, asked, params)
         finally:
+            context.waits = False
             self._resumes()
         self.answered.append(call)
         return self._generation(context, asked, sample, tools)
@@ -255,7 +259,7 @@ class RecordingPolicy:
 
     def _text_context(self, prompt: str) -> _Context:
         for context in reversed(self._contexts):
-            if context.text is not None and prompt.startswith(context.text):
+            if context.text is not None and not context.waits and prompt.startswith(context.text):
                 if new := prompt[len(context.text) :]:
                     self._read()
                     context.ids = [*context.ids, *self._texts.encode(new, first=False)]
@@ -265,7 +269,8 @@ class RecordingPolicy:
         return self._new(_Context(ids, len(ids), text=prompt))
 
     def _ids_context(self, ids: list[int]) -> _Context:
-        before = [c for c in self._contexts if c.conversation is None and c.text is None and ids[: len(c.ids)] == c.ids]
+        of_ids = [c for c in self._contexts if c.conversation is None and c.text is None and not c.waits]
+        before = [c for c in of_ids if ids[: len(c.ids)] == c.ids]
         if before:
             context = max(before, key=lambda c: len(c.ids))
             if len(ids) > len(context.ids):
