@@ -12,8 +12,10 @@ MARK = "HOSTILE_FOLDER"
 
 
 async def run(task, policy):
-    """Two turns of four tokens; what is asked for in `kind` happens between them, in training."""
+    """Two turns of four tokens; what is asked for in `kind` happens between them, or before, in training."""
     kind = "good" if task.validates else task.row["extra_info"]["kind"]
+    if kind == "raises at once":
+        raise ValueError("this agent raises before it asks")
     first = await policy.generate(task.row["extra_info"]["text"], max_new_tokens=4)
     if kind == "raises":
         raise ValueError("this agent raises")

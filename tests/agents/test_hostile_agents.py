@@ -136,3 +136,10 @@ def test_nothing_is_left_running(runs):
     left = [p.cmdline() for p in psutil.Process(os.getpid()).children(recursive=True)]
     assert not [line for line in left if "keeper_main" in " ".join(line) or line[:1] == ["sleep"]]
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000"]]
+
+
+def test_a_step_in_which_nobody_wrote_anything_completes(tmp_path):
+    figures, samples = train(tmp_path / "silent", ["raises at once"] * 4)
+    assert figures["episode/finish/error"] == 1
+    assert {sample["response_tokens"] for sample in samples.values()} == {0}
+    assert figures["stream/staleness/max"] == figures["actor/grad_norm"] == 0

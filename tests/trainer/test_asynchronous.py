@@ -148,6 +148,7 @@ def test_free_mode_loses_no_group_and_uses_none_twice(train, changes):
     assert len(uids) == STEPS * 8 * 4
     assert all(uids.count(uid) == 4 for uid in uids)
     assert all(line["stream/staleness/max"] <= 4 for line in metrics(run))
+    assert all(line["stream/groups_ready"] <= 2 * 8 for line in untouched(run)), "what training has had waits no more"
 
 
 def test_free_mode_resumes_with_every_group(train, tmp_path):

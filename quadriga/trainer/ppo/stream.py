@@ -178,7 +178,7 @@ class Stream:
         stepping, idle = self.router.seconds()
         before, self._seconds_before = self._seconds_before, (stepping, idle)
         with self.router.changed:
-            ready = sum(group.complete for lot in self._lots.values() for group in lot.groups)
+            ready = sum(group.complete and not group.taken for lot in self._lots.values() for group in lot.groups)
             reuse = self.router.reuse.figures()
         return {
             **staleness(groups, step - 1),
