@@ -276,14 +276,17 @@ class AgentProcess:
         left = [task for task in leaked if task is not live.main]
         told = {
             "rewards": policy.rewards,
-            "turns": policy.turns,
+            "answered": policy.answered,
+            "given_up": policy.given_up,
             "leaked_tasks": len(left),
             "own_s": live.used_s,
-            "messages": _messages_within(policy.messages),
             **policy.counts,
             **outcome,
         }
-        told["told"] = _plain_within(told.get("told", {}))
+        try:
+            told |= {"told": _plain_within(told.get("told", {})), "messages": _messages_within(policy.messages)}
+        except Exception as problem:  # values of the agent's own classes: no end of an episode may be lost over them
+            told |= {"told": {}, "finish": ERROR, "error": _text_of(problem)}
         self._send(live.number, {"done": told})
         if leaked:
             self._loop.call_later(HEED_S, self._look_after, leaked)
@@ -342,6 +345,11 @@ class AgentProcess:
         try:
             self._send(live.number, {"ask": call, "ids": ids, "sampling": vars(params)})
             return await future
+        except asyncio.CancelledError:
+            if not live.over and live.policy is not None:  # whoever asked has gone: an answer that nobody reads is none
+                live.policy.given_up += 1
+                self._send(live.number, {"drop": call})
+            raise
         finally:
             del live.answers[call]
             if not live.answers:
@@ -384,10 +392,13 @@ def _cut_texts(limit: int, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_within(told: dict[str, Any]) -> dict[str, Any]:
-    """What an agent told besides its reward, as JSON has it; what is too long is left out."""
+    """What an agent told besides its reward, as JSON has it; what is too long is left out, and what JSON cannot say is text."""
     plain = {}
     for name, value in told.items():
-        text = json.dumps(value, default=_number_or_text)
+        try:
+            text = json.dumps(value, default=_number_or_text)
+        except (TypeError, ValueError, RecursionError):  # such as keys that are no text, or a list that holds itself
+            text = json.dumps(repr(value))
         if len(text) <= MAX_TOLD:
             plain[name] = json.loads(text)
     return plain

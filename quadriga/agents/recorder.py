@@ -125,6 +125,8 @@ class RecordingPolicy:
         self._calls = self._reads = 0
         self.answered: list[int] = []
         """The calls that were answered, in the order of their answers."""
+        self.given_up = 0
+        """Calls that were cancelled before their answer came, as by a client that has gone. They are no part of the episode."""
         self.rewards: dict[int, float] = {}
         """By call."""
         self.counts = {"tool_calls": 0, "tool_errors": 0}
@@ -166,8 +168,8 @@ class RecordingPolicy:
 
     def count(self, tool_calls: int = 0, tool_errors: int = 0) -> None:
         """Add to the episode's figures."""
-        self.counts["tool_calls"] += tool_calls
-        self.counts["tool_errors"] += tool_errors
+        self.counts["tool_calls"] += int(tool_calls)
+        self.counts["tool_errors"] += int(tool_errors)
 
     def runs(self) -> None:
         """Say that the agent's own code is about to run, so that it is known whose it was if the process ends by it."""

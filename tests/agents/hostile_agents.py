@@ -63,6 +63,19 @@ async def run(task, policy):
         subprocess.Popen(["sleep", "1000"])
     if kind == "bad ids":
         await policy.generate([10**6])
+    if kind == "gives up":
+        call = asyncio.create_task(policy.generate("say", max_new_tokens=8))
+        await asyncio.sleep(0)  # it has asked
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    if kind == "odd words":
+        import numpy as np
+
+        policy.count(tool_calls=np.int64(1))
+        loop = []
+        loop.append(loop)
+        await policy.generate([*first.prompt_ids, *first.token_ids, 5, 6], max_new_tokens=4)
+        return {"reward": 1.0, "keys": {(1, 2): 3}, "loop": loop}
     if kind == "bad reward":
         return "much"
     await policy.generate([*first.prompt_ids, *first.token_ids, 5, 6], max_new_tokens=4)

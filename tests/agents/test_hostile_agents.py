@@ -34,6 +34,8 @@ ENDS = {
     "begins anew": "done",
     "begins anew for ever": "contexts",
     "bad reward": "error",
+    "gives up": "done",
+    "odd words": "done",
 }
 KINDS = list(ENDS) + ["good"] * 2
 
@@ -113,15 +115,23 @@ def test_every_kind_of_failure_ends_as_what_it_is_and_is_counted(runs):
     for reason, count in shares.items():
         assert figures[f"episode/finish/{reason}"] == pytest.approx(count / len(KINDS)), reason
     assert figures["episode/leaked_tasks"] == 6
+    assert figures["episode/given_up"] == 2
     assert figures["episode/again"] >= 8  # each of 4 kinds that end or stop a process, in 2 samples, was tried twice
 
 
 def test_the_others_wrote_what_they_would_have_written_alone(runs):
     (_, samples), (_, peaceful) = runs
     for key, sample in samples.items():
-        if KINDS[int(key[0].partition(":")[2])] in ("good", "leaks", "starts a process"):
+        if KINDS[int(key[0].partition(":")[2])] in ("good", "leaks", "starts a process", "odd words"):
             assert sample["tokens"] == peaceful[key]["tokens"]
             assert sample["score"] == peaceful[key]["score"] == 1.0
+
+
+def test_an_answer_that_nobody_waited_for_is_no_part_of_the_episode(runs):
+    (_, samples), _ = runs
+    given_up = [s for (uid, _), s in samples.items() if KINDS[int(uid.partition(":")[2])] == "gives up"]
+    assert [(s["turns"], s.get("context", 0)) for s in given_up] == [(2, 0)] * 2
+    assert all(sum(s["tokens"]["mask"]) <= 8 for s in given_up)
 
 
 def test_a_failed_episode_has_the_score_for_errors_and_keeps_what_was_written(runs):

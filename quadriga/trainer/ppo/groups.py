@@ -302,6 +302,7 @@ def episode_figures(groups: Sequence[Group]) -> dict[str, float]:
         "episode/agent_s/mean": sum(episode.own_s for episode in episodes) / count,
         "episode/again": float(sum(episode.attempts - 1 for episode in episodes)),
         "episode/leaked_tasks": float(sum(episode.leaked_tasks for episode in episodes)),
+        "episode/given_up": float(sum(episode.given_up for episode in episodes)),
         "episode/failed": sum(episode.finish_reason in FAILED for episode in episodes) / count,
         **{
             f"episode/finish/{reason}": sum(episode.finish_reason == reason for episode in episodes) / count
