@@ -276,7 +276,9 @@ PROGRESS: dict[str, Metric] = {
     ),
     "episode/leaked_tasks": Metric("tasks that agents left running at the end of their episodes", "tasks", ",.0f"),
     "episode/given_up": Metric(
-        "calls of the policy that were cancelled before their answer came, as by a client that has gone", "calls", ",.0f"
+        "calls of the policy that were cancelled before their answer came, as by a client that has gone",
+        "calls",
+        ",.0f",
     ),
     "episode/failed": Metric("episodes whose agent raised, ended its process or blocked it", "share", ".1%"),
     "episode/finish/<reason>": Metric(
