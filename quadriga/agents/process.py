@@ -328,10 +328,12 @@ class AgentProcess:
         """URL and key on which the policy of this episode answers; one server for all episodes of the process."""
         if self._endpoint is None or not self._endpoint.runs:  # user code may have cancelled its task
             from quadriga.agents.endpoint import Endpoint
+            from quadriga.agents.endpoint import Limits as CallLimits
 
             for other in self._live.values():
                 other.key = None
-            self._endpoint = Endpoint(self._agents.texts.tokenizer, may_set=FREE)
+            # An answer may have to wait for other weights, for steps on end: that is for the watchdog to judge, as without a client.
+            self._endpoint = Endpoint(self._agents.texts.tokenizer, limits=CallLimits(call_s=None), may_set=FREE)
             self._endpoint.open()
         if live.key is None and not live.over:
             live.key = self._endpoint.admit(live.policy)
