@@ -170,6 +170,18 @@ def test_dynamic_sampling_fills_the_batch_ahead_of_training_too(train, mode):
     assert all(line["training/num_gen_batches"] >= 1 for line in metrics(run))
 
 
+def test_free_mode_runs_ahead_to_the_end_though_half_of_the_groups_are_left_out(train, tmp_path):
+    (tmp_path / "half.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return 0.0 if extra_info['index'] % 2 else sum(map(ord, solution_str)) % 1000 / 1000\n"
+    )
+    reward = {"custom_reward_function": {"path": str(tmp_path / "half.py"), "name": "score"}}
+    groups = {"algorithm": {"filter_groups": {"enable": True, "max_num_gen_batches": 8}}}
+    told = [line for line in untouched(train(ahead(2, "free"), groups, reward, steps=6)) if line["step"]]
+    assert all(line["training/num_gen_batches"] > 1 for line in told)
+    assert max(line["stream/staleness/max"] for line in told[-3:]) > 0
+
+
 def test_a_window_larger_than_the_run_is_refused(train):
     with pytest.raises(ConfigError, match="has only 5 steps"):
         train(ahead(5))

@@ -240,10 +240,17 @@ class Stream:
 
     def _draw_ahead(self) -> None:
         size = self._loader.batch_size
-        while self._last_drawn < self._total_steps and self._window.may_draw(
+        while self._is_wanted() and self._window.may_draw(
             self._last_drawn + 1, self._version, self._groups_ahead(), size
         ):
             self._draw_next()
+
+    def _is_wanted(self) -> bool:
+        """Whether there are steps to come that what was drawn is not enough for. In free mode a step may use up several lots, those
+        whose groups were left out, so there it is groups that count."""
+        if self._window.ordered:
+            return self._last_drawn < self._total_steps
+        return self._groups_ahead() < (self._total_steps - self._asked_step) * self._loader.batch_size
 
     def _draw_next(self) -> None:
         self._last_drawn += 1
