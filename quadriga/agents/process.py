@@ -69,6 +69,14 @@ class AgentJob:
     def problem(self, what: str, fix: str) -> QuadrigaError:
         return ConfigError(what, fix)
 
+    @property
+    def has_tools(self) -> bool:
+        return any(self.tool_options[key] for key in ("tools", "tool_config_path", "function_tool_path"))
+
+    def texts(self) -> Texts:
+        options = self.chat_template, self.template_kwargs, self.end_token_ids, self.tool_options["format"]
+        return Texts(self.tokenizer, *options)
+
     def load(self) -> Agents:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process with threads cannot be forked
         return Agents(self)
@@ -86,9 +94,7 @@ class Agents:
     def __init__(self, job: AgentJob) -> None:
         self._job = job
         self._loaded: dict[str, Agent] = {}
-        self.texts = Texts(
-            job.tokenizer, job.chat_template, job.template_kwargs, job.end_token_ids, job.tool_options["format"]
-        )
+        self.texts = job.texts()
         for name in {*job.agents, job.default}:
             if name != "single_turn":
                 self.get(name)
@@ -104,7 +110,7 @@ class Agents:
     def toolbox(self) -> Any:
         """The run's tools; None without any."""
         given = self._job.tool_options
-        if not (given["tools"] or given["tool_config_path"] or given["function_tool_path"]):
+        if not self._job.has_tools:
             return None
         from quadriga.agents.tools import Toolbox, ToolLimits
 

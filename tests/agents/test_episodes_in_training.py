@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from letter_model import write_model
+from letter_model import TEMPLATE, write_model
+from nasty_templates import CHATML, COUNTS_MESSAGES, STRIPS_THINKING, byte_tokenizer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
+from quadriga.agents.recorder import Texts
 from quadriga.errors import ConfigError
 from quadriga.trainer.main_ppo import run_ppo
+from quadriga.trainer.ppo.episodes import told_of_template
 
 HERE = Path(__file__).parent
 GAMES = HERE / "letter_games.py"
@@ -294,6 +297,27 @@ def test_an_agent_that_is_none_is_refused_before_anything_starts(train):
         train(rollout(agent={"default_agent_loop": "tool"}))
     with pytest.raises(ConfigError, match="neither `run` nor"):
         train(rollout(agent={"default_agent_loop": f"{HERE / 'letter_model.py'}:Path"}))
+
+
+def test_what_a_template_cannot_do_is_told_before_anything_starts(train):
+    numbered = "{{ messages | length }}" + TEMPLATE
+    tools = rollout(agent={"default_agent_loop": "tools"}, multi_turn={"tools": ["calculator"]})
+    with pytest.raises(ConfigError, match="cannot go on with a message of role 'tool': the chat template changes what"):
+        train(tools, {"data": {"chat_template": numbered}})
+
+    def told(template: str, has_tools: bool = False) -> list[str]:
+        return told_of_template(Texts(byte_tokenizer("<|im_end|>"), template, {}, [], "hermes"), has_tools)
+
+    assert told(CHATML) == []
+    assert [line.partition(":")[0] for line in told(COUNTS_MESSAGES)] == [
+        f"the chat template cannot go on with a message of role '{role}'"
+        for role in ("user", "tool", "system", "assistant")
+    ]
+    (line,) = told(STRIPS_THINKING)
+    assert "does not simply append a message of role user, tool, system, assistant" in line
+    assert told(CHATML, has_tools=True) == [
+        "the chat template does not show the policy its tools: tell of them in the prompts, or set data.chat_template"
+    ]
 
 
 def test_an_engine_apart_changes_no_bit(train, ordered):
