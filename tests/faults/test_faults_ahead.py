@@ -86,16 +86,16 @@ def written(folder: Path) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_engines_and_trainers_that_die_with_a_full_window_change_nothing(ray_of_four, task, tmp_path, chance):
-    faults = []
-    for step in range(1, STEPS):
+    faults, steps = [], 2 * STEPS
+    for step in range(1, steps):
         kind = chance.choice(["rollout", "rollout_streaming", "take_weights", "update_actor"])
         rank = chance.randrange(2) if kind != "update_actor" else 0
         when = {"after_samples": chance.randrange(20), "after_ms": chance.choice([0, 1, 5, 20])}
         faults.append({"method": kind, "step": step, "rank": rank, **when})
     write_plan(tmp_path / "whole", [])
-    run_ppo(configuration(task, tmp_path / "whole", 2, 2), MortalRunner)
+    run_ppo(configuration(task, tmp_path / "whole", 2, 2, total_training_steps=steps), MortalRunner)
     write_plan(tmp_path / "faulty", faults)
-    run_ppo(configuration(task, tmp_path / "faulty", 2, 2, max_restarts=99), MortalRunner)
+    run_ppo(configuration(task, tmp_path / "faulty", 2, 2, total_training_steps=steps, max_restarts=99), MortalRunner)
     print(f"{faults_done(tmp_path / 'faulty')} of {len(faults)} faults met")
     assert faults_done(tmp_path / "faulty") >= len(faults) - 2
     assert_same_run(tmp_path / "whole", tmp_path / "faulty")
