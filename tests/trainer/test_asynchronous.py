@@ -151,6 +151,15 @@ def test_free_mode_loses_no_group_and_uses_none_twice(train, changes):
     assert all(line["stream/groups_ready"] <= 2 * 8 for line in untouched(run)), "what training has had waits no more"
 
 
+@pytest.mark.parametrize("partial", [True, False])
+def test_samples_go_on_under_new_weights_or_are_finished_first(train, partial):
+    few = {"actor_rollout_ref": {"rollout": {"max_num_seqs": 8}}}
+    weighted = {"algorithm": {"rollout_correction": {"rollout_is": "token"}}}
+    told = [line for line in metrics(train(ahead(2, "free", partial_rollout=partial), few, weighted)) if line["step"]]
+    assert max(line["rollout_corr/versions_in_row_max"] for line in told) == (2 if partial else 1)
+    assert max(line["stream/staleness/max"] for line in told) > 0
+
+
 def test_free_mode_resumes_with_every_group(train, tmp_path):
     folder = cut_off(train(ahead(2, "free")), 2, tmp_path / "run")
     train(ahead(2, "free"), {"trainer": {"resume_mode": "auto"}}, folder=folder)
