@@ -108,7 +108,6 @@ def test_results_come_in_order_with_rewards_and_metrics():
         ("exit", "crash", "exited with status 7"),
         ("system exit", "error", "SystemExit: bye"),
         ("raise", "error", "KeyError: 'nothing here'"),
-        ("memory", "error", "MemoryError"),
         ("scribble", "crash", "did not work"),
         ("binary", "binary", "256 bytes that are no text"),
         ("picture", "binary", "an image or a video"),
@@ -134,6 +133,20 @@ def test_whatever_a_tool_does_becomes_a_text_and_a_count_and_others_go_on(hostil
     assert (good.text, after.text) == ("2", "3")
     counts.pop("truncated", None)
     assert counts == {"calls": 3, **({kind: 1} if kind else {})}
+
+
+def test_a_tool_that_fills_its_memory_is_stopped_and_others_go_on(hostile):
+    async def work(toolbox: Toolbox) -> tuple[Any, ...]:
+        async with toolbox.session() as tools:
+            return await tools.call(call("misbehave", how="memory")), await tools.call(call("add", a=2))
+
+    bad, after = hostile(work)
+    # By its own allocation, or where that is slower than who looks after it, by him.
+    assert (bad.error, "MemoryError" in bad.text, "more than it may" in bad.text) in [
+        ("error", True, False),
+        ("crash", False, True),
+    ]
+    assert after.text == "3"
 
 
 @pytest.mark.parametrize(
