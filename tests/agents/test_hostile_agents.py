@@ -12,6 +12,7 @@ import pytest
 from letter_model import write_model
 from omegaconf import OmegaConf
 
+from quadriga.errors import RewardError
 from quadriga.trainer.main_ppo import run_ppo
 
 HERE = Path(__file__).parent
@@ -53,7 +54,7 @@ def write_rows(file: Path, kinds: list[str]) -> str:
     return str(file)
 
 
-def train(folder: Path, kinds: list[str]) -> tuple[dict, dict[tuple, dict]]:
+def train(folder: Path, kinds: list[str], **changes: dict) -> tuple[dict, dict[tuple, dict]]:
     """One step; its metrics, and its samples by row and number."""
     folder.mkdir(parents=True)
     rows = write_rows(folder / "rows.jsonl", kinds)
@@ -91,7 +92,7 @@ def train(folder: Path, kinds: list[str]) -> tuple[dict, dict[tuple, dict]]:
             "rollout_data_dir": str(folder / "rollouts"),
         },
     }
-    run_ppo(OmegaConf.create(config))
+    run_ppo(OmegaConf.merge(config, changes))
     (line,) = (folder / "run/metrics.jsonl").read_text().splitlines()
     samples = [json.loads(s) for s in (folder / "run/samples/train_00000001.jsonl").read_text().splitlines()]
     return json.loads(line), {(s["uid"], s["sample_index"]): s for s in samples}
@@ -153,3 +154,18 @@ def test_a_step_in_which_nobody_wrote_anything_completes(tmp_path):
     assert figures["episode/finish/error"] == 1
     assert {sample["response_tokens"] for sample in samples.values()} == {0}
     assert figures["stream/staleness/max"] == figures["actor/grad_norm"] == 0
+
+
+def test_a_failed_episode_has_the_score_for_errors_where_a_manager_scores_whole_batches_too(tmp_path):
+    (tmp_path / "reward.py").write_text(
+        "def f(data_sources, solution_strs, ground_truths, extra_infos):\n    return [7.0] * 4\n"
+    )
+    batches = {
+        "custom_reward_function": {"path": str(tmp_path / "reward.py"), "name": "f"},
+        "reward_model": {"reward_manager": "batch"},
+    }
+    scores = {"on_error": -0.5, "num_workers": 1, "max_error_rate": 1.0}
+    _, samples = train(tmp_path / "run", ["raises", "good"], **batches, reward=scores)
+    assert [samples[f"0:{i}", k]["score"] for i in range(2) for k in range(2)] == [-0.5, -0.5, 1.0, 1.0]
+    with pytest.raises(RewardError, match=r"an agent failed[\s\S]*this agent raises"):
+        train(tmp_path / "stops", ["raises", "good"], **batches, reward={"on_error": "stop", "max_error_rate": 0.5})
