@@ -69,6 +69,8 @@ class Episode:
     turns: int = 0
     tool_calls: int = 0
     tool_errors: int = 0
+    given_up: int = 0
+    """Calls that were cancelled before their answer came; they are in no row."""
     attempts: int = 1
     leaked_tasks: int = 0
     own_s: float = 0.0

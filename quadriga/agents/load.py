@@ -16,11 +16,11 @@ from quadriga.registry import import_named
 
 Agent = Callable[[Task, Policy], Awaitable[Any]]
 
-SINGLE_TURN = "single_turn"
+SINGLE_TURN, TOOLS = "single_turn", "tools"
 BUILT_IN = {
-    "tools": "quadriga.agents.tool_agent:run",
+    TOOLS: "quadriga.agents.tool_agent:run",
 }
-SYNONYMS = {"single_turn_agent": SINGLE_TURN, "tool_agent": "tools"}
+SYNONYMS = {"single_turn_agent": SINGLE_TURN, "tool_agent": TOOLS}
 """verl's names."""
 KEY = "actor_rollout_ref.rollout.agent.default_agent_loop"
 

@@ -305,7 +305,7 @@ class EpisodePool:
                 self._frame(process, number, payload)
         except ConfigError:
             raise
-        except (Garbled, ValueError, KeyError, TypeError) as error:
+        except (Garbled, ValueError, KeyError, TypeError, AttributeError) as error:
             self._condemn(process, f"user code has written to its channel: {error}")
 
     def _frame(self, process: _Process, number: int, payload: bytes) -> None:
@@ -323,11 +323,10 @@ class EpisodePool:
             return
         if "ask" in message:
             self._ask(episode, message)
+        elif "drop" in message:
+            self._drop_calls(episode, [int(message["drop"])])
         elif "done" in message:
             self._false_starts = 0
-            del process.episodes[number]
-            if process.ran_last is episode:
-                process.ran_last = None
             if message["done"]["finish"] != CANCELLED:
                 self._finish(episode, message["done"])
             elif process.alone:
@@ -335,6 +334,9 @@ class EpisodePool:
             else:
                 episode.suspect = True
                 self._again(episode)
+            del process.episodes[number]  # not before: what cannot be read leaves it with the process, which ends
+            if process.ran_last is episode:
+                process.ran_last = None
 
     def _flush(self, process: _Process) -> None:
         try:
@@ -486,26 +488,25 @@ class EpisodePool:
         process = next(p for p in self._processes.values() if int(number) in p.episodes)
         self._tell(process, episode.number, "answer", int(call), tuple(sample))
 
-    def _drop_calls(self, episode: _Episode) -> None:
-        """End what engines still write for an episode that no longer waits for it."""
-        asked = [f"{episode.start.request.request_id}@{episode.number}.{k}" for k in _asks(episode)]
+    def _drop_calls(self, episode: _Episode, which: Sequence[int] | None = None) -> None:
+        """End what engines still write for an episode, or for `which` of its calls: nobody waits for it."""
+        waiting = _asks(episode) if which is None else [k for k in _asks(episode) if k in which]
+        asked = [f"{episode.start.request.request_id}@{episode.number}.{k}" for k in waiting]
         if asked:
             self._abort(asked)
 
     def _finish(self, episode: _Episode, said: dict[str, Any]) -> None:
-        self._drop_calls(episode)
-        with self._lock:
-            del self._live[episode.number]
-        for call, reward in said.get("rewards", {}).items():
-            if int(call) in episode.calls:
-                episode.calls[int(call)].reward = float(reward)
+        """What its process said of an episode that has ended, or what we say of its process. Changes nothing if that is nonsense."""
+        heard = set(said.get("answered", episode.calls))  # not what was written for somebody who had gone
+        calls = [call for number, call in sorted(episode.calls.items()) if number in heard]
+        for number, reward in said.get("rewards", {}).items():
+            if int(number) in episode.calls:
+                episode.calls[int(number)].reward = float(reward)
         reward = said.get("reward")
-        calls = [episode.calls[number] for number in sorted(episode.calls)]
-        rows = rows_of_calls(calls, episode.start.request.prompt_ids)
         done = (
             episode.start.place,
             Episode(
-                rows=rows,
+                rows=rows_of_calls(calls, episode.start.request.prompt_ids),
                 finish_reason=str(said["finish"]),
                 reward=None if reward is None else float(reward),
                 turn_rewards=bool(said.get("rewards")),
@@ -514,12 +515,16 @@ class EpisodePool:
                 turns=sum(call.sample is not None for call in calls),
                 tool_calls=int(said.get("tool_calls", 0)),
                 tool_errors=int(said.get("tool_errors", 0)),
+                given_up=int(said.get("given_up", 0)),
                 attempts=episode.attempts,
                 leaked_tasks=int(said.get("leaked_tasks", 0)),
                 own_s=float(said.get("own_s", 0.0)),
                 error=said.get("error") if said["finish"] in FAILED else None,
             ),
         )
+        self._drop_calls(episode)
+        with self._lock:
+            del self._live[episode.number]
         self._finished.append(done)
 
     def _give_out(self) -> None:

@@ -69,6 +69,14 @@ class AgentJob:
     def problem(self, what: str, fix: str) -> QuadrigaError:
         return ConfigError(what, fix)
 
+    @property
+    def has_tools(self) -> bool:
+        return any(self.tool_options[key] for key in ("tools", "tool_config_path", "function_tool_path"))
+
+    def texts(self) -> Texts:
+        options = self.chat_template, self.template_kwargs, self.end_token_ids, self.tool_options["format"]
+        return Texts(self.tokenizer, *options)
+
     def load(self) -> Agents:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process with threads cannot be forked
         return Agents(self)
@@ -86,9 +94,7 @@ class Agents:
     def __init__(self, job: AgentJob) -> None:
         self._job = job
         self._loaded: dict[str, Agent] = {}
-        self.texts = Texts(
-            job.tokenizer, job.chat_template, job.template_kwargs, job.end_token_ids, job.tool_options["format"]
-        )
+        self.texts = job.texts()
         for name in {*job.agents, job.default}:
             if name != "single_turn":
                 self.get(name)
@@ -104,7 +110,7 @@ class Agents:
     def toolbox(self) -> Any:
         """The run's tools; None without any."""
         given = self._job.tool_options
-        if not (given["tools"] or given["tool_config_path"] or given["function_tool_path"]):
+        if not self._job.has_tools:
             return None
         from quadriga.agents.tools import Toolbox, ToolLimits
 
@@ -276,14 +282,17 @@ class AgentProcess:
         left = [task for task in leaked if task is not live.main]
         told = {
             "rewards": policy.rewards,
-            "turns": policy.turns,
+            "answered": policy.answered,
+            "given_up": policy.given_up,
             "leaked_tasks": len(left),
             "own_s": live.used_s,
-            "messages": _messages_within(policy.messages),
             **policy.counts,
             **outcome,
         }
-        told["told"] = _plain_within(told.get("told", {}))
+        try:
+            told |= {"told": _plain_within(told.get("told", {})), "messages": _messages_within(policy.messages)}
+        except Exception as problem:  # values of the agent's own classes: no end of an episode may be lost over them
+            told |= {"told": {}, "finish": ERROR, "error": _text_of(problem)}
         self._send(live.number, {"done": told})
         if leaked:
             self._loop.call_later(HEED_S, self._look_after, leaked)
@@ -325,10 +334,12 @@ class AgentProcess:
         """URL and key on which the policy of this episode answers; one server for all episodes of the process."""
         if self._endpoint is None or not self._endpoint.runs:  # user code may have cancelled its task
             from quadriga.agents.endpoint import Endpoint
+            from quadriga.agents.endpoint import Limits as CallLimits
 
             for other in self._live.values():
                 other.key = None
-            self._endpoint = Endpoint(self._agents.texts.tokenizer, may_set=FREE)
+            # An answer may have to wait for other weights, for steps on end: that is for the watchdog to judge, as without a client.
+            self._endpoint = Endpoint(self._agents.texts.tokenizer, limits=CallLimits(call_s=None), may_set=FREE)
             self._endpoint.open()
         if live.key is None and not live.over:
             live.key = self._endpoint.admit(live.policy)
@@ -342,6 +353,11 @@ class AgentProcess:
         try:
             self._send(live.number, {"ask": call, "ids": ids, "sampling": vars(params)})
             return await future
+        except asyncio.CancelledError:
+            if not live.over and live.policy is not None:  # whoever asked has gone: an answer that nobody reads is none
+                live.policy.given_up += 1
+                self._send(live.number, {"drop": call})
+            raise
         finally:
             del live.answers[call]
             if not live.answers:
@@ -384,10 +400,13 @@ def _cut_texts(limit: int, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_within(told: dict[str, Any]) -> dict[str, Any]:
-    """What an agent told besides its reward, as JSON has it; what is too long is left out."""
+    """What an agent told besides its reward, as JSON has it; what is too long is left out, and what JSON cannot say is text."""
     plain = {}
     for name, value in told.items():
-        text = json.dumps(value, default=_number_or_text)
+        try:
+            text = json.dumps(value, default=_number_or_text)
+        except (TypeError, ValueError, RecursionError):  # such as keys that are no text, or a list that holds itself
+            text = json.dumps(repr(value))
         if len(text) <= MAX_TOLD:
             plain[name] = json.loads(text)
     return plain

@@ -59,6 +59,8 @@ class _Context:
     prompt_tokens: int
     conversation: Conversation | None = None
     text: str | None = None
+    waits: bool = False
+    """For an answer: what is asked beside it does not go on from it."""
 
 
 class Texts:
@@ -123,6 +125,8 @@ class RecordingPolicy:
         self._calls = self._reads = 0
         self.answered: list[int] = []
         """The calls that were answered, in the order of their answers."""
+        self.given_up = 0
+        """Calls that were cancelled before their answer came, as by a client that has gone. They are no part of the episode."""
         self.rewards: dict[int, float] = {}
         """By call."""
         self.counts = {"tool_calls": 0, "tool_errors": 0}
@@ -164,8 +168,8 @@ class RecordingPolicy:
 
     def count(self, tool_calls: int = 0, tool_errors: int = 0) -> None:
         """Add to the episode's figures."""
-        self.counts["tool_calls"] += tool_calls
-        self.counts["tool_errors"] += tool_errors
+        self.counts["tool_calls"] += int(tool_calls)
+        self.counts["tool_errors"] += int(tool_errors)
 
     def runs(self) -> None:
         """Say that the agent's own code is about to run, so that it is known whose it was if the process ends by it."""
@@ -190,9 +194,11 @@ class RecordingPolicy:
         asked = list(context.ids)
         self._limits.check(asked, room)
         call, self._calls = self._calls, self._calls + 1
+        context.waits = True
         try:
             sample = await self._ask(call, asked, params)
         finally:
+            context.waits = False
             self._resumes()
         self.answered.append(call)
         return self._generation(context, asked, sample, tools)
@@ -255,7 +261,7 @@ class RecordingPolicy:
 
     def _text_context(self, prompt: str) -> _Context:
         for context in reversed(self._contexts):
-            if context.text is not None and prompt.startswith(context.text):
+            if context.text is not None and not context.waits and prompt.startswith(context.text):
                 if new := prompt[len(context.text) :]:
                     self._read()
                     context.ids = [*context.ids, *self._texts.encode(new, first=False)]
@@ -265,7 +271,8 @@ class RecordingPolicy:
         return self._new(_Context(ids, len(ids), text=prompt))
 
     def _ids_context(self, ids: list[int]) -> _Context:
-        before = [c for c in self._contexts if c.conversation is None and c.text is None and ids[: len(c.ids)] == c.ids]
+        of_ids = [c for c in self._contexts if c.conversation is None and c.text is None and not c.waits]
+        before = [c for c in of_ids if ids[: len(c.ids)] == c.ids]
         if before:
             context = max(before, key=lambda c: len(c.ids))
             if len(ids) > len(context.ids):

@@ -19,18 +19,21 @@ async def run(task: Task, policy: Any) -> None:
             "set actor_rollout_ref.rollout.multi_turn.tools, tool_config_path or function_tool_path",
         )
     messages, counts = task.messages, task.tools.limits.counts_rewards
-    session = task.tools.session((task.row.get("extra_info") or {}).get("tools_kwargs"))
-    async with session as tools:
-        while True:
-            answer = await policy.generate(messages, tools=tools.schemas)
-            messages.append(answer.message)
-            if not answer.tool_calls:
-                break
-            results = await tools.call_all(answer.tool_calls)
-            failed = sum(result.error is not None for result in results)
-            policy.count(tool_calls=len(results), tool_errors=failed)
-            if (given := sum(result.reward for result in results)) and counts:
-                policy.reward(given)
-            messages += [result.message for result in results]
-    if (given := sum(tools.rewards.values())) and counts:
-        policy.reward(given)
+    session, answered = task.tools.session((task.row.get("extra_info") or {}).get("tools_kwargs")), False
+    try:
+        async with session as tools:
+            while True:
+                answer = await policy.generate(messages, tools=tools.schemas)
+                answered = True
+                messages.append(answer.message)
+                if not answer.tool_calls:
+                    break
+                results = await tools.call_all(answer.tool_calls)
+                failed = sum(result.error is not None for result in results)
+                policy.count(tool_calls=len(results), tool_errors=failed)
+                if (given := sum(result.reward for result in results)) and counts:
+                    policy.reward(given)
+                messages += [result.message for result in results]
+    finally:  # also of an episode that a limit ends: its tools have seen what was done
+        if answered and counts and (given := sum(session.rewards.values())):
+            policy.reward(given)

@@ -60,6 +60,12 @@ def _loss_bounds_staleness(config: Any) -> bool:
     return clips and untruncated and not need_sum_pi_squared(config) and not config.distillation.enabled
 
 
+def finishes_samples_first(config: Any) -> bool:
+    """Whether an engine that generates ahead of training finishes what it writes before it takes new weights."""
+    asynchronous = config.async_training
+    return asynchronous.staleness > 0 and (asynchronous.mode == "ordered" or not asynchronous.partial_rollout)
+
+
 def need_sum_pi_squared(config: Any) -> bool:
     """Whether the pass for old log-probs also tells Σπ² of every token: as the key says, or else for a token baseline."""
     asked = config.actor_rollout_ref.actor.calculate_sum_pi_squared

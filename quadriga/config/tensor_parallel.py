@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quadriga.config.model_shape import describe
+from quadriga.config.needs import finishes_samples_first
 from quadriga.config.placement import Placement, placement_of
 from quadriga.config.schema import Config
 from quadriga.config.typed import Problems
@@ -63,13 +64,12 @@ def problems_of_sets(config: Config) -> Iterator[tuple[str, str]]:
         )
     if config.trainer.device == "npu":
         yield f"{KEY}={size}: sets were made for CPUs and CUDA, and trainer.device=npu", f"set {KEY}=1"
-    asynchronous = config.async_training
     apart = placement.generator != "actor_rollout"
-    if not apart and asynchronous.staleness > 0 and asynchronous.mode == "ordered":
+    if not apart and finishes_samples_first(config):
         yield (
-            f"{KEY}={size} with async_training.staleness={asynchronous.staleness} in order: a set that shares its slots with "
-            "training cannot take weights while it trains",
-            "give rollout a pool of its own in trainer.placement, or set async_training.mode=free",
+            f"{KEY}={size} with async_training.staleness={config.async_training.staleness}, in order or with "
+            "partial_rollout=False: a set that shares its slots with training cannot take weights while it trains",
+            "give rollout a pool of its own in trainer.placement, or set async_training.mode=free with partial_rollout",
         )
 
 

@@ -260,6 +260,10 @@ PROGRESS: dict[str, Metric] = {
     "stream/engines_busy_s": Metric("engine time spent generating since the last step, over all engines", "s", ".2f"),
     "stream/engines_idle_s": Metric("engine time with nothing to generate since the last step", "s", ".2f"),
     **_statistics("episode/turns", "answers of the policy in an episode", "turns", ".2f", label="turns"),
+    "episode/contexts/mean": Metric(
+        "mean contexts of an episode; more than one where agents rewrite what stood before", "contexts", ".2f"
+    ),
+    "episode/contexts/max": Metric("most contexts of an episode", "contexts", ".0f"),
     "episode/tool_calls/mean": Metric("tool calls of an episode", "calls", ".2f"),
     "episode/tool_errors/mean": Metric("of them, those that failed or could not be read", "calls", ".2f"),
     "episode/written_tokens/mean": Metric("tokens that the policy wrote in an episode", "tokens", ".1f"),
@@ -271,9 +275,14 @@ PROGRESS: dict[str, Metric] = {
         "episodes of the step that were run again because their agent's process ended", "runs", ",.0f"
     ),
     "episode/leaked_tasks": Metric("tasks that agents left running at the end of their episodes", "tasks", ",.0f"),
+    "episode/given_up": Metric(
+        "calls of the policy that were cancelled before their answer came, as by a client that has gone",
+        "calls",
+        ",.0f",
+    ),
     "episode/failed": Metric("episodes whose agent raised, ended its process or blocked it", "share", ".1%"),
     "episode/finish/<reason>": Metric(
-        "episodes by how they ended: done; turns, tokens, time: a limit; error, crashed, stuck: failures",
+        "episodes by how they ended: done; turns, tokens, time, contexts: a limit; error, crashed, stuck: failures",
         "share",
         ".1%",
     ),

@@ -12,8 +12,10 @@ MARK = "HOSTILE_FOLDER"
 
 
 async def run(task, policy):
-    """Two turns of four tokens; what is asked for in `kind` happens between them, in training."""
+    """Two turns of four tokens; what is asked for in `kind` happens between them, or before, in training."""
     kind = "good" if task.validates else task.row["extra_info"]["kind"]
+    if kind == "raises at once":
+        raise ValueError("this agent raises before it asks")
     first = await policy.generate(task.row["extra_info"]["text"], max_new_tokens=4)
     if kind == "raises":
         raise ValueError("this agent raises")
@@ -61,6 +63,19 @@ async def run(task, policy):
         subprocess.Popen(["sleep", "1000"])
     if kind == "bad ids":
         await policy.generate([10**6])
+    if kind == "gives up":
+        call = asyncio.create_task(policy.generate("say", max_new_tokens=8))
+        await asyncio.sleep(0)  # it has asked
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    if kind == "odd words":
+        import numpy as np
+
+        policy.count(tool_calls=np.int64(1))
+        loop = []
+        loop.append(loop)
+        await policy.generate([*first.prompt_ids, *first.token_ids, 5, 6], max_new_tokens=4)
+        return {"reward": 1.0, "keys": {(1, 2): 3}, "loop": loop}
     if kind == "bad reward":
         return "much"
     await policy.generate([*first.prompt_ids, *first.token_ids, 5, 6], max_new_tokens=4)

@@ -1,4 +1,4 @@
-"""Agents that other people wrote for other models, unchanged, against `quadriga serve`.
+"""Agents that other people wrote for other models, unchanged: against `quadriga serve`, and trained.
 
 They need packages that do not go together with the project's own, so they live in a virtual environment beside it:
 
@@ -13,10 +13,13 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calling_model import ANSWER, calling_model
 from test_serve_command import Server, serving
+
+from quadriga.trainer.main_ppo import run_ppo
 
 HERE = Path(__file__).parent
 CLIENTS = os.environ.get("QUADRIGA_TEST_CLIENTS", "")
@@ -75,3 +78,48 @@ def test_an_environment_of_verifiers_is_played_with_its_tool_server(server: Serv
         assert roles == ["user", "assistant", "tool", "assistant"]
         assert "5" in json.dumps(trace["nodes"][2]["message"]["content"])
         assert not trace["errors"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("agent", ["of_openai_agents", "of_verifiers"])
+def test_their_programs_are_trained_as_they_are(tmp_path: Path, agent: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"data_source": "sums", "prompt": "What is 2+3?"}\n')
+    config: dict[str, Any] = {
+        "data": {
+            "train_files": str(tmp_path / "rows.jsonl"),
+            "val_files": str(tmp_path / "rows.jsonl"),
+            "train_batch_size": 1,
+            "max_prompt_length": 2048,
+            "max_response_length": 1024,
+        },
+        "actor_rollout_ref": {
+            "model": {"path": str(calling_model())},
+            "rollout": {
+                "n": 2,
+                "agent": {"default_agent_loop": f"{HERE / 'foreign_programs.py'}:{agent}", "episode_timeout_s": 300.0},
+            },
+        },
+        "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": True},
+        "trainer": {
+            "executor": "local",
+            "device": "cpu",
+            "total_training_steps": 1,
+            "val_before_train": False,
+            "default_local_dir": str(tmp_path / "run"),
+            "rollout_data_dir": str(tmp_path / "rollouts"),
+        },
+    }
+    run_ppo(config)
+    figures = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = (tmp_path / "run" / "samples" / "train_00000001.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert figures["episode/finish/done"] == 1, rows
+    assert figures["episode/contexts/mean"] == 2, "two conversations"
+    assert figures["episode/turns/mean"] == 4
+    assert figures["critic/score/max"] > 0
+    assert figures["actor/grad_norm"] > 0
+    for row in rows:  # the call, what the tool said, the answer
+        told = row["tokens"]
+        assert 0 in told["mask"]
+        for mine, theirs, written in zip(told["rollout_log_probs"], told["trainer_log_probs"], told["mask"]):
+            assert not written or abs(mine - theirs) < 2e-3

@@ -302,6 +302,23 @@ def test_a_call_has_a_deadline() -> None:
     run(talk())
 
 
+def test_without_a_deadline_a_call_takes_as_long_as_the_policy() -> None:
+    """As in training, where engines may be at other weights for steps on end; what the policy raises is told all the same."""
+
+    class Slow:
+        async def generate(self, prompt: Any, **_: Any) -> Generation:
+            await asyncio.sleep(0.3)
+            raise TimeoutError("its own")
+
+    async def talk() -> None:
+        endpoint = Endpoint(limits=Limits(call_s=None))
+        async with endpoint, client(endpoint, endpoint.admit(Slow())) as one:
+            with pytest.raises(openai.InternalServerError, match="its own"):
+                await one.chat.completions.create(model="m", messages=ASK)
+
+    run(talk())
+
+
 def test_a_body_of_100_mb_is_refused_unread() -> None:
     async def talk() -> None:
         policy = Told(generation("still here"))

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from quadriga.agents.episode import Call, Episode, rows_of_calls
+from quadriga.config.names import ADV_ESTIMATORS
 from quadriga.config.schema import Config
+from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 from quadriga.protocol.columns import object_array
 from quadriga.rollout.service import Sample
@@ -262,6 +264,70 @@ def test_advantages_are_those_of_episodes_taken_one_by_one(seed, estimator, kl_i
     assert figures["critic/rewards/mean"] == pytest.approx(sum(map(sum, rewards)) / len(told), abs=1e-6)
     tokens = sum(len(row.prompt_ids) + len(row.token_ids) for episode in episodes for row in episode.rows)
     assert figures["perf/total_num_tokens"] == tokens
+
+
+def joined(batch: DataProto, groups: list[Group]) -> DataProto:
+    """One row an episode, made by hand: its contexts one after the other, with what else its last row has."""
+    at = rows_in(batch, groups)
+    wide = [name for name, column in batch.batch.items() if column.shape[1:] == batch.batch["responses"].shape[1:]]
+    lines: dict[str, list[torch.Tensor]] = {name: [] for name in [*wide, "reward_baselines"]}
+    labels: dict[str, list] = {name: [] for name in batch.non_tensor_batch}
+    for k, episode in enumerate(episodes_of(groups)):
+        rows = [at[k, c] for c in range(len(episode.rows))]
+        sizes = [len(row.token_ids) for row in episode.rows]
+        for name in wide:
+            lines[name].append(torch.cat([batch.batch[name][b, :size] for b, size in zip(rows, sizes)]))
+        lines["reward_baselines"].append(batch.batch["reward_baselines"][rows[-1]])
+        for name, column in batch.non_tensor_batch.items():
+            labels[name].append(column[rows[-1]])
+    lengths = torch.tensor([len(line) for line in lines["responses"]])
+    padded = {name: torch.nn.utils.rnn.pad_sequence(lines[name], batch_first=True) for name in wide}
+    there = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    padded |= {"attention_mask": torch.cat([torch.ones(len(lengths), 1).long(), there], 1), "response_lengths": lengths}
+    padded["reward_baselines"] = torch.stack(lines["reward_baselines"])
+    return DataProto.from_dict(padded, {name: object_array(values) for name, values in labels.items()})
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("estimator", ADV_ESTIMATORS)
+def test_every_estimator_sees_the_contexts_of_an_episode_as_one_line(seed, estimator):
+    groups = make_groups(seed, contexts=3)
+    batch = scored(groups)
+    shape, noise = batch.batch["responses"].shape, torch.Generator().manual_seed(seed)
+    drawn = {name: torch.rand(shape, generator=noise) for name in ("values", "sum_pi_squared", "rollout_is_weights")}
+    drawn["old_log_probs"] = -torch.rand(shape, generator=noise)
+    prompts = torch.tensor([int(uid[2:]) for uid in batch.non_tensor_batch["uid"]])
+    drawn["reward_baselines"] = torch.tensor([0.5, -0.5, 2.0])[prompts]
+    batch.put_columns(DataProto.from_dict(drawn))
+    episodes = batch.batch["episode"].tolist()
+    for name in ("reward_a", "reward_b"):
+        values = torch.randn(100, generator=noise).tolist()
+        batch.non_tensor_batch[name] = object_array([values[k] for k in episodes])
+    batch.non_tensor_batch["trajectory_uid"] = object_array([f"t{k // 2}" for k in episodes])
+    batch.non_tensor_batch["turn_index"] = object_array([k % 2 for k in episodes])
+    batch.non_tensor_batch["observation"] = object_array([f"o{k % 3}" for k in episodes])
+    config = Config()
+    config.algorithm.adv_estimator = estimator
+    config.algorithm.gdpo_reward_keys = ["a", "b"]
+    arguments = (config.algorithm, 0.0, 64, 64, config.distillation)
+    if estimator == "optimal_token_baseline":  # by the column: it cannot, and says who can
+        with pytest.raises(DataError, match="tir_optimal_token_baseline"):
+            advantages(batch, *arguments)
+        return
+    columns, _ = advantages(batch, *arguments)
+    line = joined(batch, groups)
+    expected, _ = advantages.__wrapped__(line, *arguments)
+    at = rows_in(batch, groups)
+    for name in ("advantages", "returns"):
+        whole = torch.zeros(shape)
+        for k, episode in enumerate(episodes_of(groups)):
+            begin = 0
+            for c, row in enumerate(episode.rows):
+                end = begin + len(row.token_ids)
+                whole[at[k, c], : end - begin] = expected[name][k, begin:end]
+                begin = end
+        assert torch.allclose(columns[name], whole, atol=1e-6)
+    assert columns["advantages"].abs().sum() > 0
 
 
 def test_versions_and_masks_of_rows_are_those_of_their_tokens():

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from letter_model import write_model
+from letter_model import TEMPLATE, write_model
+from nasty_templates import CHATML, COUNTS_MESSAGES, STRIPS_THINKING, byte_tokenizer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
+from quadriga.agents.recorder import Texts
 from quadriga.errors import ConfigError
 from quadriga.trainer.main_ppo import run_ppo
+from quadriga.trainer.ppo.episodes import told_of_template
 
 HERE = Path(__file__).parent
 GAMES = HERE / "letter_games.py"
@@ -153,6 +156,8 @@ def test_the_figures_tell_of_turns_and_tokens(ordered):
     assert told["response_length/mean"] == pytest.approx(written + told["episode/read_tokens/mean"])
     assert told["episode/finish/done"] == 1
     assert [line for line in metrics(ordered[0]) if any(k.startswith("val/") for k in line)]
+    lines = [json.loads(line) for line in (ordered[0] / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["rollout/prefix_reuse"] >= 0.95 for line in lines if "actor/grad_norm" in line)
 
 
 @pytest.mark.parametrize("k", [0, 1])
@@ -162,19 +167,34 @@ def test_neither_the_processes_nor_their_timing_change_a_bit(train, ordered, k):
     assert_same(other, ordered[k])
 
 
-@pytest.mark.parametrize("k", [0, 1])
-def test_a_killed_run_goes_on_bit_for_bit(train, ordered, tmp_path, k):
-    folder = tmp_path / "run"
-    shutil.copytree(ordered[k], folder, symlinks=True)
+@pytest.mark.parametrize(("k", "agent"), [(0, "Vowels"), (1, "Vowels"), (2, "rewrites")])
+def test_a_killed_run_goes_on_bit_for_bit(train, ordered, tmp_path, k, agent):
+    changes, folder = [ahead(k)] if k else [], tmp_path / "run"
+    whole = ordered[k] if agent == "Vowels" else train(*changes, agent=agent)
+    shutil.copytree(whole, folder, symlinks=True)
     shutil.rmtree(folder / "checkpoints" / "global_step_4")
-    train(*([ahead(k)] if k else []), {"trainer": {"resume_mode": "auto"}}, folder=folder)
-    assert_same(folder, ordered[k])
+    train(*changes, {"trainer": {"resume_mode": "auto"}}, folder=folder, agent=agent)
+    assert_same(folder, whole)
+    assert samples(folder) == samples(whole)
 
 
-def test_free_mode_loses_no_episode_and_uses_none_twice(train):
-    uids = [s["uid"] for s in samples(train(ahead(2, "free"), agent="SlowVowels"))]
-    assert len(uids) == STEPS * 4 * 4
-    assert all(uids.count(uid) == 4 for uid in uids)
+@pytest.mark.parametrize(
+    ("agent", "changes"),
+    [
+        ("SlowVowels", {}),
+        ("rewrites", {"async_training": {"partial_rollout": False}}),
+        ("rewrites", {"async_training": {"partial_rollout_recompute": True}}),
+    ],
+)
+def test_free_mode_loses_no_episode_and_uses_none_twice(train, agent, changes):
+    rows = samples(train(ahead(2, "free"), changes, agent=agent))
+    ends = [s["uid"] for s in rows]
+    if agent == "rewrites":  # one row a context: every episode has as many as it has turns, but for its first two
+        last = [s for s in rows if s.get("context", 0) == s["turns"] - 2]
+        ends = [s["uid"] for s in last]
+        assert len(rows) == sum(s["turns"] - 1 for s in last)
+    assert len(ends) == STEPS * 4 * 4
+    assert all(ends.count(uid) == 4 for uid in ends)
 
 
 def test_kept_episodes_can_be_trained_on_again(train, ordered, tmp_path):
@@ -277,6 +297,27 @@ def test_an_agent_that_is_none_is_refused_before_anything_starts(train):
         train(rollout(agent={"default_agent_loop": "tool"}))
     with pytest.raises(ConfigError, match="neither `run` nor"):
         train(rollout(agent={"default_agent_loop": f"{HERE / 'letter_model.py'}:Path"}))
+
+
+def test_what_a_template_cannot_do_is_told_before_anything_starts(train):
+    numbered = "{{ messages | length }}" + TEMPLATE
+    tools = rollout(agent={"default_agent_loop": "tools"}, multi_turn={"tools": ["calculator"]})
+    with pytest.raises(ConfigError, match="cannot go on with a message of role 'tool': the chat template changes what"):
+        train(tools, {"data": {"chat_template": numbered}})
+
+    def told(template: str, has_tools: bool = False) -> list[str]:
+        return told_of_template(Texts(byte_tokenizer("<|im_end|>"), template, {}, [], "hermes"), has_tools)
+
+    assert told(CHATML) == []
+    assert [line.partition(":")[0] for line in told(COUNTS_MESSAGES)] == [
+        f"the chat template cannot go on with a message of role '{role}'"
+        for role in ("user", "tool", "system", "assistant")
+    ]
+    (line,) = told(STRIPS_THINKING)
+    assert "does not simply append a message of role user, tool, system, assistant" in line
+    assert told(CHATML, has_tools=True) == [
+        "the chat template does not show the policy its tools: tell of them in the prompts, or set data.chat_template"
+    ]
 
 
 def test_an_engine_apart_changes_no_bit(train, ordered):

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ import pytest
 from hostile_tools import SCHEMA
 
 from quadriga.agents.builtin_tools import calculator
+from quadriga.agents.episode import TURNS
 from quadriga.agents.policy import ToolCall
-from quadriga.agents.task import Task
+from quadriga.agents.task import EpisodeOver, Task
 from quadriga.agents.tool_agent import run as run_tool_agent
 from quadriga.agents.tool_host import ToolSource
 from quadriga.agents.tools import KINDS, Toolbox, ToolLimits, ToolResult, ToolSession
@@ -106,7 +108,6 @@ def test_results_come_in_order_with_rewards_and_metrics():
         ("exit", "crash", "exited with status 7"),
         ("system exit", "error", "SystemExit: bye"),
         ("raise", "error", "KeyError: 'nothing here'"),
-        ("memory", "error", "MemoryError"),
         ("scribble", "crash", "did not work"),
         ("binary", "binary", "256 bytes that are no text"),
         ("picture", "binary", "an image or a video"),
@@ -132,6 +133,20 @@ def test_whatever_a_tool_does_becomes_a_text_and_a_count_and_others_go_on(hostil
     assert (good.text, after.text) == ("2", "3")
     counts.pop("truncated", None)
     assert counts == {"calls": 3, **({kind: 1} if kind else {})}
+
+
+def test_a_tool_that_fills_its_memory_is_stopped_and_others_go_on(hostile):
+    async def work(toolbox: Toolbox) -> tuple[Any, ...]:
+        async with toolbox.session() as tools:
+            return await tools.call(call("misbehave", how="memory")), await tools.call(call("add", a=2))
+
+    bad, after = hostile(work)
+    # By its own allocation, or where that is slower than who looks after it, by him.
+    assert (bad.error, "MemoryError" in bad.text, "more than it may" in bad.text) in [
+        ("error", True, False),
+        ("crash", False, True),
+    ]
+    assert after.text == "3"
 
 
 @pytest.mark.parametrize(
@@ -508,8 +523,9 @@ def test_a_session_counts_what_came_of_its_calls(hostile):
     assert hostile(work).counts == {"calls": 3, "truncated": 1, "unknown_tool": 1}
 
 
+@pytest.mark.parametrize("ends", ["by itself", "at a limit"])
 @pytest.mark.parametrize("counts", [True, False])
-def test_what_tools_give_is_part_of_the_reward_unless_it_is_only_told(tmp_path, counts):
+def test_what_tools_give_is_part_of_the_reward_unless_it_is_only_told(tmp_path, counts, ends):
     """As in verl with `multi_turn.tool_rewards=False`: rewards of calls and at the end are no one's to learn from."""
 
     class Policy:
@@ -518,6 +534,8 @@ def test_what_tools_give_is_part_of_the_reward_unless_it_is_only_told(tmp_path, 
             self.calls: list[tuple[ToolCall, ...]] = [(call("counter", by=3),), ()]
 
         async def generate(self, messages: Any, tools: Any) -> Any:
+            if len(self.calls) == 1 and ends == "at a limit":
+                raise EpisodeOver(TURNS)
             return SimpleNamespace(message={"role": "assistant", "content": ""}, tool_calls=self.calls.pop(0))
 
         def reward(self, value: float) -> None:
@@ -528,7 +546,8 @@ def test_what_tools_give_is_part_of_the_reward_unless_it_is_only_told(tmp_path, 
     async def work(toolbox: Toolbox) -> Any:
         policy = Policy()
         task = Task({"extra_info": {}}, "count", "uid", 0, 1, tools=toolbox)
-        await run_tool_agent(task, policy)
+        with nullcontext() if ends == "by itself" else pytest.raises(EpisodeOver):
+            await run_tool_agent(task, policy)
         return policy.given
 
     given = run(work, counter(tmp_path), limits=replace(LIMITS, counts_rewards=counts))

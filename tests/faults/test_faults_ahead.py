@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from mortal_workers import MortalRunner, faults_done, start_ray, write_plan
+from mortal_workers import MortalRunner, faults_done, notes, start_ray, write_plan
 from user_run import UserRun, assert_same_run, merged
 
 from quadriga.trainer.main_ppo import run_ppo
@@ -86,19 +86,37 @@ def written(folder: Path) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_engines_and_trainers_that_die_with_a_full_window_change_nothing(ray_of_four, task, tmp_path, chance):
-    faults = []
-    for step in range(1, STEPS):
+    faults, steps = [], 2 * STEPS
+    for step in range(1, steps):
         kind = chance.choice(["rollout", "rollout_streaming", "take_weights", "update_actor"])
         rank = chance.randrange(2) if kind != "update_actor" else 0
         when = {"after_samples": chance.randrange(20), "after_ms": chance.choice([0, 1, 5, 20])}
         faults.append({"method": kind, "step": step, "rank": rank, **when})
     write_plan(tmp_path / "whole", [])
-    run_ppo(configuration(task, tmp_path / "whole", 2, 2), MortalRunner)
+    run_ppo(configuration(task, tmp_path / "whole", 2, 2, total_training_steps=steps), MortalRunner)
     write_plan(tmp_path / "faulty", faults)
-    run_ppo(configuration(task, tmp_path / "faulty", 2, 2, max_restarts=99), MortalRunner)
+    run_ppo(configuration(task, tmp_path / "faulty", 2, 2, total_training_steps=steps, max_restarts=99), MortalRunner)
     print(f"{faults_done(tmp_path / 'faulty')} of {len(faults)} faults met")
     assert faults_done(tmp_path / "faulty") >= len(faults) - 2
     assert_same_run(tmp_path / "whole", tmp_path / "faulty")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_engine_is_replaced_though_training_goes_on_while_its_process_starts(ray_of_four, task, tmp_path):
+    """The weights that were the newest when it died are of no use to anybody, and gone, when the new process is there."""
+    (tmp_path / "slow.py").write_text(SLOW.replace("random.random() * 0.05", "0.05"))
+    reward = {"custom_reward_function": {"path": str(tmp_path / "slow.py"), "name": "score"}}
+    write_plan(tmp_path / "faulty", [{"method": "rollout", "step": 3, "rank": 1, "after_ms": 0}])
+    long = {"total_training_steps": 16, "save_freq": -1, "test_freq": -1}
+    run_ppo(configuration(task, tmp_path / "faulty", 1, 2, reward, **long), MortalRunner)
+    lines = [json.loads(line) for line in (tmp_path / "faulty" / "metrics.jsonl").read_text().splitlines()]
+    healed = [line["step"] for line in lines if line.get("training/restarts") == 1]
+    assert healed, "the new engine has joined"
+    died = next(line["step"] for line in lines if line.get("training/samples_generated_again"))
+    assert healed[0] > died + 1, "training went on meanwhile"
+    ranks = notes(tmp_path / "faulty", "rollout")
+    assert len({said["pid"] for said in ranks if said["rank"] == 1}) == 2, "and it generates"
 
 
 @pytest.mark.slow

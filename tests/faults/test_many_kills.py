@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,9 @@ RUNS = {
     "grpo": (ALGORITHMS["grpo"], 30),
     "ppo": (ALGORITHMS["ppo"], 30),
     "lora": (merged(ALGORITHMS["grpo"], {"actor_rollout_ref": {"model": {"lora_rank": 4}}}), 20),
+    "two steps ahead": (merged(ALGORITHMS["grpo"], {"async_training": {"staleness": 2}}), 20),
 }
+STEPS = 12
 
 
 def train(config: dict) -> None:
@@ -67,30 +71,47 @@ def lines_in(file: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", RUNS)
-def test_a_run_with_many_lives_equals_one_with_one(task, tmp_path, chance, kind):
-    changes, kills = RUNS[kind]
+def killed_again_and_again(task: dict, folder: Path, chance: random.Random, changes: dict, kills: int) -> list[Path]:
+    """Runs with five lives or so each, until `kills` of those have ended by SIGKILL; and an undisturbed one, the first."""
 
-    def configuration(folder: str) -> dict:
+    def configuration(name: str) -> dict:
         trainer = {
-            "total_training_steps": 12,
+            "total_training_steps": STEPS,
             "save_freq": 2,
             "test_freq": 5,
             "max_actor_ckpt_to_keep": 2,
-            "default_local_dir": str(tmp_path / folder),
+            "default_local_dir": str(folder / name),
         }
         return merged(task, changes, {"trainer": trainer})
 
     assert attempt(configuration("whole")) == 0
-    killed, folder = 0, 0
+    killed, runs = 0, [folder / "whole"]
     while killed < kills:
-        config = configuration(f"lives_{folder}")
+        config = configuration(f"lives_{len(runs) - 1}")
+        runs.append(Path(config["trainer"]["default_local_dir"]))
         lives = [attempt(config, chance) for _ in range(5)]
-        assert set(lives) <= {0, -9}, (Path(config["trainer"]["default_local_dir"]) / "console.txt").read_text()
+        assert set(lives) <= {0, -9}, (runs[-1] / "console.txt").read_text()
         assert attempt(config) == 0
-        assert_same_run(tmp_path / "whole", tmp_path / f"lives_{folder}")
         killed += lives.count(-9)
-        folder += 1
-    print(f"{killed} deaths in {folder} runs")
+    print(f"{killed} deaths in {len(runs) - 1} runs")
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_with_many_lives_equals_one_with_one(task, tmp_path, chance, kind):
+    whole, *others = killed_again_and_again(task, tmp_path, chance, *RUNS[kind])
+    for other in others:
+        assert_same_run(whole, other)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_free_run_with_many_lives_trains_on_every_group_once(task, tmp_path, chance):
+    free = merged(ALGORITHMS["grpo"], {"async_training": {"staleness": 2, "mode": "free"}})
+    for run in killed_again_and_again(task, tmp_path, chance, free, kills=10):
+        files = sorted((run / "samples").glob("train_*"))
+        uids = Counter(json.loads(line)["uid"] for file in files for line in file.read_text().splitlines())
+        assert len(uids) == STEPS * 8
+        assert set(uids.values()) == {8}, "groups of eight, none lost, none twice"

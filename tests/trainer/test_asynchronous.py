@@ -148,6 +148,16 @@ def test_free_mode_loses_no_group_and_uses_none_twice(train, changes):
     assert len(uids) == STEPS * 8 * 4
     assert all(uids.count(uid) == 4 for uid in uids)
     assert all(line["stream/staleness/max"] <= 4 for line in metrics(run))
+    assert all(line["stream/groups_ready"] <= 2 * 8 for line in untouched(run)), "what training has had waits no more"
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_samples_go_on_under_new_weights_or_are_finished_first(train, partial):
+    few = {"actor_rollout_ref": {"rollout": {"max_num_seqs": 8}}}
+    weighted = {"algorithm": {"rollout_correction": {"rollout_is": "token"}}}
+    told = [line for line in metrics(train(ahead(2, "free", partial_rollout=partial), few, weighted)) if line["step"]]
+    assert max(line["rollout_corr/versions_in_row_max"] for line in told) == (2 if partial else 1)
+    assert max(line["stream/staleness/max"] for line in told) > 0
 
 
 def test_free_mode_resumes_with_every_group(train, tmp_path):
@@ -167,6 +177,18 @@ def test_dynamic_sampling_fills_the_batch_ahead_of_training_too(train, mode):
     for uid in {row["uid"] for row in rows}:
         assert len({row["score"] for row in rows if row["uid"] == uid}) > 1
     assert all(line["training/num_gen_batches"] >= 1 for line in metrics(run))
+
+
+def test_free_mode_runs_ahead_to_the_end_though_half_of_the_groups_are_left_out(train, tmp_path):
+    (tmp_path / "half.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return 0.0 if extra_info['index'] % 2 else sum(map(ord, solution_str)) % 1000 / 1000\n"
+    )
+    reward = {"custom_reward_function": {"path": str(tmp_path / "half.py"), "name": "score"}}
+    groups = {"algorithm": {"filter_groups": {"enable": True, "max_num_gen_batches": 8}}}
+    told = [line for line in untouched(train(ahead(2, "free"), groups, reward, steps=6)) if line["step"]]
+    assert all(line["training/num_gen_batches"] > 1 for line in told)
+    assert max(line["stream/staleness/max"] for line in told[-3:]) > 0
 
 
 def test_a_window_larger_than_the_run_is_refused(train):

@@ -63,8 +63,8 @@ class Limits:
     body_bytes: int = 16 << 20
     body_s: float = 30.0
     """Seconds to send the body in."""
-    call_s: float = 600.0
-    """Seconds for a whole call, its stream included."""
+    call_s: float | None = 600.0
+    """Seconds for a whole call, its stream included; None: as long as it takes."""
 
 
 def create_app(
@@ -351,7 +351,7 @@ def _cause(error: BaseException) -> BaseException:
 def _as_api_error(error: BaseException, limits: Limits) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and limits.call_s is not None:
         return ApiError(
             504, f"The call took longer than {limits.call_s:g} s and was ended: ask for less.", code="deadline"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from quadriga.checkpoint.disk import WriteState
 from quadriga.config.devices import detect_local_device
+from quadriga.config.needs import finishes_samples_first
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.controller.pool import RayClassWithInitArgs, create_colocated_worker_cls
@@ -177,16 +178,16 @@ class Crew:
             pending.get()
 
     def hand_over_weights(self, version: int, router: Router) -> None:
-        """Bring the trained weights to the engines: at once where they share the actor's processes and generate in step
-        with training, else published for them to take when they have finished what they do with those they hold."""
-        asynchronous = self.config.async_training
-        if self.rollout is self.actor and (asynchronous.staleness == 0 or asynchronous.mode == "free"):
+        """Bring the trained weights to the engines: at once where they share the actor's processes and have nothing to finish first,
+        else published for them to take, when they have finished what they do with those they hold or at once."""
+        in_step, drains = self.config.async_training.staleness == 0, finishes_samples_first(self.config)
+        if self.rollout is self.actor and not drains:
             require_held(self.actor.update_weights(version), version)
             router.holds(version)
             return
         self.weights.add(self.actor.push_weights(version)[0])
-        waits = asynchronous.staleness == 0 or router.is_new
-        router.publish(version, drains=asynchronous.mode == "ordered" or not asynchronous.partial_rollout)
+        waits = in_step or router.is_new
+        router.publish(version, drains=in_step or drains)
         if waits:
             router.wait(lambda: router.all_hold(version))
         self.weights.forget_before(router.oldest_needed())

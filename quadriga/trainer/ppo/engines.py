@@ -45,8 +45,10 @@ class PublishedWeights:
         return self._pushed[version]
 
     @property
-    def newest(self) -> int | None:
-        return max(self._pushed, default=None)
+    def newest(self) -> PushedWeights | None:
+        """Whoever holds it has it, also when it is forgotten here; from any thread."""
+        pushed = dict(self._pushed)  # the driver's thread adds and forgets meanwhile
+        return pushed[max(pushed)] if pushed else None
 
     def check(self, delivery: Delivery, asked: int | None) -> None:
         """WorkerError if an engine says that it has taken other weights than it was asked to."""
@@ -152,9 +154,10 @@ class RayEngines:
 
     def take_weights(self, rank: int, version: int) -> None:
         asked = (self._weights[version],)
+        with self._lock:
+            self._asked[rank] = version  # before they are asked: their answer is compared with it as soon as it comes
         taking = {self._group.submit(worker, "take_weights", asked, {}): worker for worker in self.workers(rank)}
         with self._lock:
-            self._asked[rank] = version
             self._taking |= taking
 
     def events(self, timeout_s: float) -> list[Delivered | Joined | Died]:
@@ -237,14 +240,14 @@ class RayEngines:
         workers = list(self.workers(rank))
         try:
             self._group.replace(workers)
-            version = self._weights.newest
             _call(self._group, workers, "join")
             form_sets(self._group, self._size, workers)
             _call(self._group, workers, "init_model")
-            if version is not None:
+            pushed = self._weights.newest  # now: ahead of training, other weights are published while a process starts
+            version = 0 if pushed is None else pushed.echo.version
+            if pushed is not None:
                 with self._lock:
                     self._asked[rank] = version
-                pushed = self._weights[version]
                 echoes = _call(self._group, workers, "take_weights", [(pushed,)] * self._size)
                 require_held([pushed.echo, *echoes], version)
                 # They have news of these weights. It is read here: by the time that the router would read it, it may have
@@ -257,10 +260,10 @@ class RayEngines:
             who = " and ".join(str(self._group.seats[worker]) for worker in workers)
             takes = "takes its place and generates" if self._size == 1 else "take the set's place and generate"
             self._restarts.count(death, f"{who} {takes} the samples that are missing")
-            self._notes.put(Joined(rank, 0 if version is None else version))
+            self._notes.put(Joined(rank, version))
         except (WorkersLost, ResourceError):
             self._notes.put(death)
-        except QuadrigaError as error:
+        except BaseException as error:  # whoever waits for samples raises it
             self._notes.put(error)
 
     def _joined(self) -> Sequence[Joined]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from quadriga.agents.episode import Episode
-from quadriga.agents.load import SINGLE_TURN, AgentSpec, find_agent, plain_name, read_agents
+from quadriga.agents.load import BUILT_IN, SINGLE_TURN, TOOLS, AgentSpec, find_agent, plain_name, read_agents
 from quadriga.agents.pool import EpisodePool, Start
 from quadriga.agents.process import AgentJob
-from quadriga.agents.recorder import Limits
+from quadriga.agents.recorder import Limits, Texts
 from quadriga.config.schema import Config
+from quadriga.errors import ConfigError, DataError
 from quadriga.rollout.interface import Request
 from quadriga.rollout.router import Router
 from quadriga.rollout.service import Sample
@@ -28,12 +29,21 @@ class Episodes:
     Args:
         default: the agent of rows that name none.
         agents: those of the configuration, by name.
-        pool: where they run.
+        job: what their processes need to know.
+        open_pool: makes the pool where they run.
+
+    Attributes:
+        said: what a user should know of the chat template.
     """
 
-    def __init__(self, default: str, agents: dict[str, AgentSpec], pool: EpisodePool) -> None:
-        self._default, self._agents, self.pool = plain_name(default), agents, pool
+    def __init__(
+        self, default: str, agents: dict[str, AgentSpec], job: AgentJob, open_pool: Callable[[], EpisodePool]
+    ) -> None:
+        self._default, self._agents, self._texts = plain_name(default), agents, job.texts()
         self._known: dict[str, bool] = {}
+        self.said = told_of_template(self._texts, job.has_tools)
+        self._knows(self._default)
+        self.pool = open_pool()
 
     @classmethod
     def of(cls, config: Config, tokenizer: Any, datasets: Sequence[Any], log_file: str | None) -> Episodes | None:
@@ -41,11 +51,10 @@ class Episodes:
         options = config.actor_rollout_ref.rollout.agent
         agents = read_agents(options.agent_loop_config_path)
         default = plain_name(options.default_agent_loop)
-        if default != SINGLE_TURN:
-            find_agent(default, agents)
-        elif not any(AGENT_COLUMN in dataset[0] for dataset in datasets if len(dataset)):
+        if default == SINGLE_TURN and not any(AGENT_COLUMN in dataset[0] for dataset in datasets if len(dataset)):
             return None
-        return cls(default, agents, EpisodePool(job_of(config, tokenizer, default, agents), options, log_file=log_file))
+        job = job_of(config, tokenizer, default, agents)
+        return cls(default, agents, job, lambda: EpisodePool(job, options, log_file=log_file))
 
     def connect(self, router: Router, on_episode: Callable[[tuple[str, int], Episode], None]) -> None:
         self.pool.connect(router.submit, router.abort, on_episode, router.fail)
@@ -56,12 +65,14 @@ class Episodes:
         return self._default if named is None else plain_name(str(named))
 
     def conducts(self, group: Group) -> bool:
-        """Whether an agent asks the policy for this prompt. ConfigError for a name that is no agent's."""
-        name = self.agent_of(group)
+        """Whether an agent asks the policy for this prompt. ConfigError for a name that is no agent's, or whose agent cannot work."""
+        return self._knows(self.agent_of(group))
+
+    def _knows(self, name: str) -> bool:
         if name not in self._known:
             self._known[name] = name != SINGLE_TURN
-            if self._known[name]:
-                find_agent(name, self._agents)
+            if self._known[name] and find_agent(name, self._agents).target == BUILT_IN[TOOLS]:
+                require_tools(self._texts)
         return self._known[name]
 
     def start(self, groups: Sequence[tuple[Group, list[Request]]], validates: bool) -> None:
@@ -108,6 +119,39 @@ class Episodes:
 
     def close(self) -> None:
         self.pool.close()
+
+
+def told_of_template(texts: Texts, has_tools: bool) -> list[str]:
+    """The roles with which a conversation cannot go on, or of which a message is not simply appended, and why; and whether the policy
+    is shown its tools."""
+    if not texts.has_template:
+        return []
+    template = texts.template
+    told = [
+        f"the chat template cannot go on with a message of role {r!r}: {why}" for r, why in template.refused.items()
+    ]
+    if rewritten := {role: why for role, why in template.offending.items() if role not in template.refused}:
+        told.append(
+            f"the chat template does not simply append a message of role {', '.join(rewritten)}: {next(iter(rewritten.values()))}; "
+            "what the policy wrote stays as it wrote it, and only what is new is rendered"
+        )
+    if has_tools and not template.shows_tools:
+        told.append(
+            "the chat template does not show the policy its tools: tell of them in the prompts, or set data.chat_template"
+        )
+    return told
+
+
+def require_tools(texts: Texts) -> None:
+    """ConfigError where the agent `tools` cannot talk with the policy."""
+    if not texts.has_template:
+        raise ConfigError(
+            "the agent tools talks in messages, and the tokenizer has no chat template", "set data.chat_template"
+        )
+    try:
+        texts.template.require("tool")
+    except DataError as problem:
+        raise ConfigError(problem.what, problem.fix) from problem
 
 
 def row_of(group: Group) -> dict[str, Any]:

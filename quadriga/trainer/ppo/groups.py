@@ -302,6 +302,7 @@ def episode_figures(groups: Sequence[Group]) -> dict[str, float]:
         "episode/agent_s/mean": sum(episode.own_s for episode in episodes) / count,
         "episode/again": float(sum(episode.attempts - 1 for episode in episodes)),
         "episode/leaked_tasks": float(sum(episode.leaked_tasks for episode in episodes)),
+        "episode/given_up": float(sum(episode.given_up for episode in episodes)),
         "episode/failed": sum(episode.finish_reason in FAILED for episode in episodes) / count,
         **{
             f"episode/finish/{reason}": sum(episode.finish_reason == reason for episode in episodes) / count
@@ -338,14 +339,15 @@ def from_table(table: DataProto) -> tuple[int, int, list[Group]]:
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """How many versions older than `version` the weights were that wrote the groups' tokens."""
+    """How many versions older than `version` the weights were that wrote the groups' tokens; 0 where nothing was written, as by agents
+    that all failed before they asked."""
     runs = [
         (version - v, count) for group in groups for sample in group.written[: group.n] for v, count in sample.versions
     ]
     tokens = sum(count for _, count in runs)
     return {
         "stream/staleness/mean": sum(age * count for age, count in runs) / max(1, tokens),
-        "stream/staleness/max": float(max(age for age, _ in runs)),
+        "stream/staleness/max": float(max((age for age, _ in runs), default=0)),
     }
 
 

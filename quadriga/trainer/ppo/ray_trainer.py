@@ -212,6 +212,8 @@ class RayPPOTrainer:
                 f"{engine} samples with other kernels than the trainer's: the update weighs its tokens "
                 f"(algorithm.rollout_correction: rollout_is={self.correction.rollout_is}, rollout_rs={self.correction.rollout_rs})"
             )
+        for text in self.episodes.said if self.episodes is not None else ():
+            self.tracking.say(text)
         if not self.config.trainer.val_only:
             with self.watched("rehearse"):
                 self.saver.rehearse(self.state_dict())

@@ -70,14 +70,15 @@ def scores_of_agents(
     groups: Sequence[Group], told: dict[str, Any], manager: Any, greedy: bool
 ) -> dict[str, torch.Tensor]:
     """What agents gave at the end of their episodes, where no manager is told of each sample by itself: in place of what the
-    manager says of these rows, or in `row_scores` where there is no manager."""
+    manager says of these rows, or in `row_scores` where there is no manager. Of those that failed, `reward.on_error` (without a manager
+    0): see `scored_by_agent`."""
+    if can_stream(manager):
+        return {}
     samples = [s for group in groups for s in (group.written[-1:] if greedy else group.written[: group.n])]
-    given = {
-        k: s.reward or 0.0
-        for k, s in enumerate(samples)
-        if isinstance(s, Episode) and (s.reward is not None or s.finish_reason in FAILED)
-    }
-    if not given or can_stream(manager):
+    on_error = manager.pool.options.on_error if isinstance(manager, BaseRewardManager) else 0.0
+    known = {k: scored_by_agent(s, on_error) for k, s in enumerate(samples) if isinstance(s, Episode)}
+    given = {k: result.score for k, result in known.items() if result is not None}
+    if not given:
         return {}
     if manager is None:
         return {"row_scores": torch.tensor([given.get(k, 0.0) for k in range(len(samples))])}

@@ -178,7 +178,7 @@ class Stream:
         stepping, idle = self.router.seconds()
         before, self._seconds_before = self._seconds_before, (stepping, idle)
         with self.router.changed:
-            ready = sum(group.complete for lot in self._lots.values() for group in lot.groups)
+            ready = sum(group.complete and not group.taken for lot in self._lots.values() for group in lot.groups)
             reuse = self.router.reuse.figures()
         return {
             **staleness(groups, step - 1),
@@ -240,10 +240,17 @@ class Stream:
 
     def _draw_ahead(self) -> None:
         size = self._loader.batch_size
-        while self._last_drawn < self._total_steps and self._window.may_draw(
+        while self._is_wanted() and self._window.may_draw(
             self._last_drawn + 1, self._version, self._groups_ahead(), size
         ):
             self._draw_next()
+
+    def _is_wanted(self) -> bool:
+        """Whether there are steps to come that what was drawn is not enough for. In free mode a step may use up several lots, those
+        whose groups were left out, so there it is groups that count."""
+        if self._window.ordered:
+            return self._last_drawn < self._total_steps
+        return self._groups_ahead() < (self._total_steps - self._asked_step) * self._loader.batch_size
 
     def _draw_next(self) -> None:
         self._last_drawn += 1
