@@ -45,7 +45,7 @@ Rule = Callable[[Translation], None]
 
 def rules_for(kind: Kind) -> tuple[Rule, ...]:
     if kind == "sft":
-        return (share_rows_by_gpu, drop_sinks_that_cannot_start)
+        return (share_rows_by_gpu, drop_sinks_that_cannot_start, meanings.choose_optimizer)
     return (
         run_ahead,
         drop_sinks_that_cannot_start,

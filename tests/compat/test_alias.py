@@ -32,7 +32,7 @@ SURFACE = {
     "verl.trainer.main_ppo": """TaskRunner run_ppo main create_rl_dataset create_rl_sampler auto_set_device need_critic
         need_reference_policy get_custom_reward_fn""",
     "verl.trainer.main_ppo_v0": "TaskRunner run_ppo",
-    "verl.trainer.constants_ppo": "get_ppo_ray_runtime_env",
+    "verl.trainer.constants_ppo": "get_ppo_ray_runtime_env PPO_RAY_RUNTIME_ENV",
     "verl.trainer.ppo.ray_trainer": """RayPPOTrainer ResourcePoolManager Role WorkerType AdvantageEstimator compute_advantage
         apply_kl_penalty compute_response_mask _timer""",
     "verl.trainer.ppo.utils": """Role WorkerType need_critic need_reference_policy need_reward_model need_teacher_policy
@@ -113,6 +113,10 @@ SURFACE = {
     "verl.tools.schemas": """OpenAIFunctionToolSchema OpenAIFunctionSchema OpenAIFunctionParametersSchema
         OpenAIFunctionPropertySchema OpenAIFunctionToolCall ToolResponse""",
     "verl.experimental.dataset.sampler": "AbstractSampler AbstractCurriculumSampler",
+    "verl.utils.debug": "marked_timer log_gpu_memory_usage GPUMemoryLogger metrics",
+    "verl.workers.reward_manager.abstract": "AbstractRewardManager RawRewardFn",
+    "verl.experimental.reward.reward_loop": """RewardLoopManagerBase NaiveRewardLoopManager register
+        get_reward_loop_manager_cls""",
     "verl.experimental.reward_loop": "migrate_legacy_reward_impl RewardManagerBase",
     "verl.experimental.reward_loop.reward_manager": """RewardManagerBase NaiveRewardManager DAPORewardManager
         RateLimitedRewardManager RemoteRewardManager register get_reward_manager_cls""",
@@ -486,6 +490,49 @@ def test_reward_loop_manager_scores_a_batch_row_by_row() -> None:
     told = manager(data, return_dict=True)
     assert told["reward_tensor"].tolist() == [[0, 2, 0], [0, 0, 3]]
     assert told["reward_extra_info"] == {"tokens": [2, 3]}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_verls_managers_by_the_sample_can_be_built_upon(asynchronous: bool) -> None:
+    import asyncio
+
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+
+    async def score_later(data_source, solution_str, ground_truth, extra_info):
+        return score_now(data_source, solution_str, ground_truth, extra_info)
+
+    def score_now(data_source, solution_str, ground_truth, extra_info):
+        assert extra_info["num_turns"] == 2
+        return {"score": float(solution_str == ground_truth), "said": solution_str}
+
+    class Twice(DAPORewardManager):
+        async def run_single(self, data):
+            told = await super().run_single(data)
+            return told | {"reward_score": 2 * told["reward_score"]}
+
+    class Letters:
+        def decode(self, ids, skip_special_tokens=False):
+            return "".join(chr(96 + int(i)) for i in ids)
+
+    overlong = {"enable": True, "len": 2, "penalty_factor": 0.5, "log": True}
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"overlong_buffer_cfg": overlong, "max_resp_len": 3}}})
+    manager = Twice(config, Letters(), score_later if asynchronous else score_now)
+    data = DataProto.from_dict(
+        {"responses": torch.tensor([[1, 2, 0], [1, 2, 3]]), "attention_mask": torch.tensor([[1, 1, 1, 0], [1] * 4])},
+        {
+            "data_source": np.array(["a", "b"], dtype=object),
+            "reward_model": np.array([{"ground_truth": "ab"}] * 2, dtype=object),
+            "__num_turns__": np.array([2, 2], dtype=object),
+        },
+    )
+    told = manager(data, return_dict=True)
+    assert told["reward_tensor"].tolist() == [[0, 2 * (1 - 0.25), 0], [0, 0, 2 * (0 - 0.5)]]
+    assert told["reward_extra_info"]["said"] == ["ab", "abc"]
+    assert told["reward_extra_info"]["overlong"] == [True, True]
+    alone = asyncio.run(manager.run_single(data[:1]))
+    assert alone["reward_score"] == 1.5
 
 
 def test_a_sampler_goes_on_after_the_rows_that_were_given() -> None:
