@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -533,6 +534,54 @@ def test_verls_managers_by_the_sample_can_be_built_upon(asynchronous: bool) -> N
     assert told["reward_extra_info"]["overlong"] == [True, True]
     alone = asyncio.run(manager.run_single(data[:1]))
     assert alone["reward_score"] == 1.5
+
+
+def test_a_dataset_may_read_its_own_rows_write_its_prompts_and_make_its_items(tmp_path) -> None:
+    from transformers import AutoTokenizer
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from quadriga.config.schema import DataConfig
+    from quadriga.data.collate import collate_prompts
+
+    class Mine(RLHFDataset):
+        def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
+            self.sign = config.get("sign", "+")
+            super().__init__(data_files, tokenizer, config, processor, max_samples)
+
+        def _read_files_and_tokenize(self):
+            first, last = map(int, self.data_files[0].split("-"))
+            truth = {"ground_truth": "7"}
+            self.dataframe = [{"a": a, "data_source": "sums", "reward_model": truth} for a in range(first, last)]
+
+        def _build_messages(self, example):
+            return f"{example['a']}{self.sign}3="
+
+    class Items(Mine):
+        def __getitem__(self, item):
+            row = dict(self.dataframe[item])
+            row["raw_prompt"] = self._build_messages(row) if item else "1+1="
+            row["dummy_tensor"] = torch.tensor([0])
+            return row
+
+    class OldItems(Mine):
+        def __getitem__(self, item):
+            row = dict(self.dataframe[item])
+            ids = self.tokenizer(f"{row['a']}=", add_special_tokens=False)["input_ids"]
+            padded = torch.tensor([0] * (8 - len(ids)) + ids)
+            return row | {"input_ids": padded, "attention_mask": (padded != 0).long(), "raw_prompt_ids": ids}
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(quadriga.__file__).parent / "assets" / "arithmetic")
+    config = DataConfig(max_prompt_length=4, filter_overlong_prompts=True, shuffle=False)
+    datasets = [kind("8-12", tokenizer, config=config) for kind in (Mine, Items, OldItems)]
+    written = [[tokenizer.decode(one[i]["input_ids"]).replace(" ", "") for i in range(len(one))] for one in datasets]
+    assert written == [["8+3=", "9+3="], ["1+1=", "9+3="], ["8=", "9="]], "two prompts are too long"
+    assert list(datasets[0].dropped_indices) == [2, 3]
+    assert datasets[1].dataframe.column_names == ["a", "data_source", "reward_model"]
+    for dataset in datasets:
+        batch = collate_prompts([dataset[0], dataset[1]], pad_token_id=0)
+        assert batch.non_tensor_batch["a"].tolist() == [8, 9]
+        assert batch.non_tensor_batch["index"].tolist() == [0, 1]
+        assert batch.non_tensor_batch["reward_model"][0] == {"ground_truth": "7"}
 
 
 def test_a_sampler_goes_on_after_the_rows_that_were_given() -> None:

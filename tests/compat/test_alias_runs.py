@@ -30,13 +30,26 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
 
 
 class Dataset(RLHFDataset):
+    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
+        assert config.get("max_response_length") == 6
+        super().__init__(data_files, tokenizer, config, processor, max_samples)
+
+    def _build_messages(self, example):
+        return example["prompt"] + "#"
+
     def __getitem__(self, position):
         item = super().__getitem__(position)
+        assert item["raw_prompt"].endswith("#")
         item["seen"] = "by my dataset"
         return item
 
 
 class Sampler(AbstractCurriculumSampler):
+    def __init__(self, data_source, data_config):
+        super().__init__(data_source, data_config)
+        assert data_config.get("sampler", {}).get("class_name") == "Sampler"
+        assert len(data_source.dataframe) == len(data_source)
+
     def __iter__(self):
         return iter(range(len(self.data_source)))
 
