@@ -316,6 +316,10 @@ def test_supervised_trainers_of_both_versions_carry_over() -> None:
     assert configs[1].optim.betas == [0.9, 0.999]
     assert configs[1].optim.lr == 1e-3, "the newer trainer's default"
     assert configs[1].data.messages_key == "messages"
+    warm = ["data.train_files=t.parquet", "model.path=m", "optim.lr_warmup_steps=10", "optim.lr_warmup_steps_ratio=0.1"]
+    translation = translate(warm, "sft")
+    assert row(translation, "optim.lr_warmup_steps_ratio") == ("set aside", "optim.lr_warmup_steps decides")
+    assert load_config(translation.nested(), SFTConfig).optim.lr_warmup_steps == 10
 
 
 def test_plan_prints_the_table_and_writes_a_clean_configuration(
