@@ -231,5 +231,12 @@ def test_a_refused_command_line_of_main_ppo_ends_with_the_reason(task: list[str]
     done = started(["-m", "verl.trainer.main_ppo", *task, "actor_rollout_ref.actor.strategy=megatron"], tmp_path)
     assert done.returncode == 1
     assert "Quadriga trains with FSDP2" in done.stderr
+    asynchronous = ["-m", "verl.experimental.fully_async_policy.fully_async_main", *task, "trainer.device=gpu"]
+    done = started(asynchronous, tmp_path)
+    assert done.returncode == 1
+    assert "async_training.mode=free" in done.stdout, "it is that trainer without a key that says so"
+    done = started(["-m", "verl.trainer.sft_trainer_ray", "model.path=m", "trainer.nnodes=2"], tmp_path)
+    assert done.returncode == 1
+    assert "on each node" in done.stderr
     assert started(["-m", "verl.trainer.nothing"], tmp_path).returncode != 0
     assert started([], tmp_path).returncode == 2

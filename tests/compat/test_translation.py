@@ -302,6 +302,17 @@ def test_a_configuration_file_of_verls_is_read_before_the_command_line(tmp_path:
     assert translate(["--config-path=config", "--config-name=dapo_trainer.yaml", *GRPO]).refusals == []
 
 
+@pytest.mark.parametrize(("file", "mode"), [("one_step_off", "ordered"), ("fully_async", "free")])
+def test_the_name_of_verls_configuration_file_says_which_trainer_is_meant(file: str, mode: str) -> None:
+    where = ["--config-path=config", f"--config-name={file}_ppo_trainer.yaml"]
+    translation = translate([*where, *GRPO])
+    assert translation.refusals == []
+    ahead = load_config(translation.nested()).async_training
+    assert (ahead.staleness, ahead.mode) == (1, mode)
+    refused = translate([*where[:1], f"--config-name={file}_ppo_megatron_trainer", *GRPO]).refusals
+    assert [(row.key, row.note) for row in refused] == [(f"{ACTOR}.strategy", "Quadriga trains with FSDP2")]
+
+
 def test_supervised_trainers_of_both_versions_carry_over() -> None:
     old = translate(
         ["data.train_files=t.parquet", "model.partial_pretrain=m", "data.micro_batch_size=8", "optim.lr=1e-4"], "sft"
