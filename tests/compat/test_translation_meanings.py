@@ -282,14 +282,21 @@ def test_adamw_with_moments_of_8_bits_has_its_name_here() -> None:
     assert accepted([*GRPO, *package]).settings[f"{ACTOR}.optim.name"] == "adamw_8bit"
     other = translate([*GRPO, f"{ACTOR}.optim.optimizer=Adafactor"]).refusals
     assert [row.key for row in other] == [f"{ACTOR}.optim.optimizer"]
-    supervised = ["data.train_files=t", "model.path=m", "optim.optimizer=AdamW8bit", "optim.optimizer_impl=torchao.optim"]
+    supervised = [
+        "data.train_files=t",
+        "model.path=m",
+        "optim.optimizer=AdamW8bit",
+        "optim.optimizer_impl=torchao.optim",
+    ]
     translation = translate(supervised, "sft")
     assert (translation.refusals, translation.settings["optim.name"]) == ([], "adamw_8bit")
 
 
 def test_torchaos_adamw_is_adamw_and_options_that_change_no_step_are_set_aside() -> None:
     optim = f"{ACTOR}.optim"
-    options = f"+{optim}.override_optimizer_config={{bf16_stochastic_round: true, fused: true, optimizer_cpu_offload: true}}"
+    options = (
+        f"+{optim}.override_optimizer_config={{bf16_stochastic_round: true, fused: true, optimizer_cpu_offload: true}}"
+    )
     translation = accepted([*GRPO, f"{optim}.optimizer=_AdamW", f"{optim}.optimizer_impl=torchao.optim", options])
     assert f"{optim}.name" not in translation.settings
     assert told(translation, f"{optim}.override_optimizer_config.bf16_stochastic_round")[0] is Verdict.ASIDE

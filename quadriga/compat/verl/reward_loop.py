@@ -66,7 +66,8 @@ class RewardManagerBase(metaclass=_FittingCall):
         reward_fn_key: str = "data_source",
         **kwargs: Any,
     ) -> None:
-        self.config, self.tokenizer, self.compute_score = config, tokenizer, compute_score or default_compute_score
+        self.config, self.tokenizer = config, tokenizer
+        self.compute_score: Any = compute_score or default_compute_score
         self.num_examine, self.reward_fn_key = num_examine, reward_fn_key
         self.is_async_reward_score = inspect.iscoroutinefunction(self.compute_score)
         self.init_class(config, tokenizer)
