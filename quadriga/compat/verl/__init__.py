@@ -123,6 +123,7 @@ MODULES: dict[str, str | None] = {
     "verl.tools.base_tool": f"{HERE}.tools",
     "verl.tools.function_tool": f"{HERE}.tools",
     "verl.tools.gsm8k_tool": f"{HERE}.tools",
+    "verl.tools.sandbox_fusion_tools": f"{HERE}.tools",
     "verl.tools.schemas": f"{HERE}.tools",
     # experimental
     "verl.experimental": None,
