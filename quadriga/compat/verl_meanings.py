@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quadriga.compat.translation import Translation
+from quadriga.compat.translation import Translation, Verdict
 from quadriga.config.rollout_correction import turned
 from quadriga.errors import ConfigError
 
@@ -30,6 +30,11 @@ MEGATRON_LAYERS = {
 NO_BOUND = 1_000_000
 PACKAGES = ("torchao.optim", "bitsandbytes.optim")
 """Other sources of verl's optimisers than torch. torchao's `_AdamW` is AdamW that can round weights of 16 bits at random."""
+WEIGHTS_OF_2025 = (
+    "algorithm.rollout_is",
+    *(f"algorithm.rollout_is_{name}" for name in ("threshold", "level", "mode", "threshold_lower", "veto_threshold")),
+)
+"""Where importance weights were configured before `algorithm.rollout_correction`: the switch first, the veto last."""
 NEVER = 1e300
 """An upper bound of ratios that holds back none."""
 
@@ -158,26 +163,28 @@ def correct_as_in_2025(command: Translation) -> None:
         command.settings[level] = "token"
     elif isinstance(cap, int | float):
         command.set_aside(f"{ACTOR}.tis_imp_ratio_cap", f"{level} decides" if cap > 0 else "there is no cap below 0")
-    if isinstance(command.given.get("algorithm.rollout_is"), bool):
+    if any(key in command.given for key in WEIGHTS_OF_2025) and not isinstance(
+        command.given.get("algorithm.rollout_is"), str
+    ):
         _weigh_as_in_2025(command, level)
     if command.given.get(f"{CORRECTION}.use_policy_gradient") is True and command.settings.get(
         f"{CORRECTION}.bypass_mode"
     ):
         command.set(f"{CORRECTION}.loss_type", "reinforce", f"{CORRECTION}.use_policy_gradient")
-    for key in (f"{CORRECTION}.rollout_token_veto_threshold", "algorithm.rollout_is_veto_threshold"):
+    for key in (f"{CORRECTION}.rollout_token_veto_threshold", WEIGHTS_OF_2025[-1]):
         _veto(command, key)
 
 
 def _weigh_as_in_2025(command: Translation, path: str) -> None:
     """Weights were on where `rollout_is` was true and a threshold given; else their figures alone were measured."""
-    switch, kind, mode = "algorithm.rollout_is", "algorithm.rollout_is_level", "algorithm.rollout_is_mode"
-    bound, lower = "algorithm.rollout_is_threshold", "algorithm.rollout_is_threshold_lower"
+    switch, bound, kind, mode, lower, veto = WEIGHTS_OF_2025
     given = command.given
-    on = given[switch] and given.get(bound) is not None
+    on = given.get(switch) is True and given.get(bound) is not None
     level = given.get(kind, "token")
-    command.set_aside(switch, f"said by {path}" if on else "off: the figures are measured in every run")
+    if switch in given:
+        command.set_aside(switch, f"said by {path}" if on else "off: the figures are measured in every run")
     if not on:
-        for key in (kind, mode, bound, lower):
+        for key in (bound, kind, mode, lower, veto):
             if key in given:
                 command.set_aside(key, "weights are off")
     elif level in ("token", "sequence") and given.get(mode, "truncate") == "truncate":
@@ -190,7 +197,8 @@ def _veto(command: Translation, key: str) -> None:
     """A row with a token that the trainer finds that much less likely than the rollout was left out."""
     tests, bounds = f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold"
     least, names, others = command.given.get(key), command.settings.get(tests), command.settings.get(bounds)
-    if not isinstance(least, int | float) or not 0 < least < 1 or (names is not None and others is None):
+    refused = key in command.rows and command.rows[key].verdict is Verdict.REFUSED
+    if not refused or not isinstance(least, int | float) or not 0 < least < 1 or (names is not None and others is None):
         return
     command.settings[tests] = "seq_max_k1" if names is None else f"{names},seq_max_k1"
     command.source.setdefault(tests, key)

@@ -204,8 +204,13 @@ def test_rollout_correction_by_its_keys_of_2025() -> None:
     old = ["algorithm.rollout_is_threshold=2.0", "algorithm.rollout_is_level=sequence"]
     on = accepted([*GRPO, "algorithm.rollout_is=True", *old, "algorithm.rollout_is_mode=truncate"]).settings
     assert (on[f"{CORRECTION}.rollout_is"], on[f"{CORRECTION}.rollout_is_threshold"]) == ("sequence", 2.0)
-    off = accepted([*GRPO, "algorithm.rollout_is=False", *old, "algorithm.rollout_is_mode=mask"]).settings
-    assert not any(key.startswith(CORRECTION) for key in off)
+    veto = "algorithm.rollout_is_veto_threshold=1e-4"
+    for without in (["algorithm.rollout_is=False"], []):
+        off = accepted([*GRPO, *without, *old, veto, "algorithm.rollout_is_mode=mask"]).settings
+        assert not any(key.startswith(CORRECTION) for key in off)
+    assert (
+        accepted([*GRPO, "algorithm.rollout_is=True", *old, veto]).settings[f"{CORRECTION}.rollout_rs"] == "seq_max_k1"
+    )
     masked = translate([*GRPO, "algorithm.rollout_is=True", *old, "algorithm.rollout_is_mode=mask"]).refusals
     assert {row.key for row in masked} == {"algorithm.rollout_is_mode", "algorithm.rollout_is_level"}
     bypass = [f"{CORRECTION}.use_policy_gradient=True", f"{CORRECTION}.rollout_is=sequence"]
