@@ -578,6 +578,7 @@ def test_a_dataset_may_read_its_own_rows_write_its_prompts_and_make_its_items(tm
     assert list(datasets[0].dropped_indices) == [2, 3]
     assert datasets[1].dataframe.column_names == ["a", "data_source", "reward_model"]
     for dataset in datasets:
+        assert isinstance(dataset, torch.utils.data.Dataset), "recipes ask for that"
         batch = collate_prompts([dataset[0], dataset[1]], pad_token_id=0)
         assert batch.non_tensor_batch["a"].tolist() == [8, 9]
         assert batch.non_tensor_batch["index"].tolist() == [0, 1]
@@ -592,6 +593,7 @@ def test_a_sampler_goes_on_after_the_rows_that_were_given() -> None:
             return iter(range(len(self.data_source) - 1, -1, -1))
 
     first = Backwards([0] * 5, None)
+    assert isinstance(first, torch.utils.data.Sampler)
     rows = iter(first)
     assert [next(rows), next(rows)] == [4, 3]
     second = Backwards([0] * 5, None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
+from torch.utils.data import Dataset, Sampler
 
 from quadriga.config.load import typed_config
 from quadriga.config.schema import DataConfig
@@ -44,7 +45,7 @@ def _as_section(value: Any) -> Any:
     return section
 
 
-class RLHFDataset(RLDataset, metaclass=_ReadsSections):
+class RLHFDataset(RLDataset, Dataset, metaclass=_ReadsSections):
     """Prompts of parquet, json or jsonl files. `config` is the section `data`, as verl has it or as Quadriga has it.
 
     Subclasses may read rows of their own into `self.dataframe` (`_read_files_and_tokenize`), write the prompt of a row
@@ -271,7 +272,7 @@ def state_of(sampler: Any) -> Any:
     return sampler if complete else _Counted(sampler)
 
 
-class AbstractSampler(metaclass=_ReadsSections):
+class AbstractSampler(Sampler, metaclass=_ReadsSections):
     """Which rows come next; subclasses have `__iter__` and `__len__`.
 
     A resumed run begins the epoch anew and passes over the rows that were given; a sampler whose order depends on more
