@@ -148,6 +148,12 @@ def _identity(fn: Callable[..., Any]) -> tuple[str, str]:
     return getattr(fn, "__module__", "?"), getattr(fn, "__qualname__", repr(fn))
 
 
+WRITTEN_FOR_VERL = (
+    "It is written for verl: start the run by `python -m quadriga.compat.verl -m verl.trainer.main_ppo …`, "
+    "or begin the file with `import quadriga.compat.verl`."
+)
+
+
 def is_file(place: str) -> bool:
     """Whether a place names a Python file rather than a dotted module."""
     return place.endswith(".py") or os.sep in place
@@ -173,7 +179,15 @@ def import_named(place: str, attribute: str, key: str) -> Any:
 
 def import_place(place: str, key: str) -> ModuleType:
     """The module at a dotted name (`pkg://` before it says so) or in a Python file; see `import_named`."""
-    place = place.removeprefix("pkg://")
+    try:
+        return _import_place(place.removeprefix("pkg://"), key)
+    except ModuleNotFoundError as error:
+        if error.name == "verl":
+            error.add_note(WRITTEN_FOR_VERL)
+        raise
+
+
+def _import_place(place: str, key: str) -> ModuleType:
     if is_file(place):
         return _import_file(Path(os.path.expandvars(place)).expanduser().resolve(), key)
     try:

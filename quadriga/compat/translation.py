@@ -37,6 +37,15 @@ OWN_CONFIGS = (
     *("sft_trainer", "sft_trainer_engine"),
 )
 """Configuration files of verl's whose keys are the table's; the keys of any other file are read from the file."""
+CHOSEN_BY_FILE: dict[str, dict[str, Any]] = {
+    "one_step_off_ppo_trainer": {"rollout.nnodes": 1},
+    "fully_async_ppo_trainer": {"async_training.staleness_threshold": 0.1},
+    **{
+        f"{prefix}ppo_megatron_trainer": {"actor_rollout_ref.actor.strategy": "megatron"}
+        for prefix in ("", "one_step_off_", "fully_async_", "transfer_queue_")
+    },
+}
+"""What the name of such a file says by itself, be there other keys or not."""
 
 
 class Verdict(StrEnum):
@@ -217,13 +226,14 @@ def _flatten(path: str, value: Any, into: dict[str, Any]) -> None:
 def _from_file(flags: Mapping[str, str]) -> dict[str, Any]:
     """The keys of a configuration file of the user's own. What its `defaults:` list names is verl's, and in the table."""
     name = flags.get("name", OWN_CONFIGS[0]).removesuffix(".yaml")
-    if "dir" not in flags and name in OWN_CONFIGS:
-        return {}
+    own = name in OWN_CONFIGS or name in CHOSEN_BY_FILE
+    if "dir" not in flags and own:
+        return dict(CHOSEN_BY_FILE.get(name, {}))
     from omegaconf import OmegaConf
 
     file = Path(flags.get("dir", ".")).expanduser() / f"{name}.yaml"
-    if not file.is_file() and name in OWN_CONFIGS:
-        return {}
+    if not file.is_file() and own:
+        return dict(CHOSEN_BY_FILE.get(name, {}))
     if not file.is_file():
         raise ConfigError(f"there is no file {file}", "give --config-path FOLDER and --config-name NAME of a yaml file")
     content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)

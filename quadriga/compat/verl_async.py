@@ -25,7 +25,13 @@ BYPASS, BATCH, MINI = (
 )
 FULLY = tuple(
     f"async_training.{name}"
-    for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches", "use_rollout_log_probs")
+    for name in (
+        "staleness_threshold",
+        "trigger_parameter_sync_step",
+        "require_batches",
+        "use_rollout_log_probs",
+        "compute_prox_log_prob",
+    )
 )
 TOTAL = "rollout.total_rollout_steps"
 
@@ -71,7 +77,7 @@ def _v1(command: Translation, mode: str) -> None:
 def _fully(command: Translation) -> None:
     """A step here is what verl trains between two syncs: so many rounds of so many mini-batches."""
     given = command.given
-    threshold, syncs, batches, sampled = FULLY
+    threshold, syncs, batches, sampled, proximal = FULLY
     mini = command.get(MINI)
     rounds, each = given.get(syncs, 4), given.get(batches, 1)
     if not all(isinstance(number, int) for number in (mini, rounds, each)):
@@ -88,8 +94,11 @@ def _fully(command: Translation) -> None:
     _set(command, STALENESS, ahead, threshold if threshold in given else TOTAL, note)
     if ahead:
         _set(command, OURS, "free", threshold if threshold in given else TOTAL, note)
-    if given.get(sampled) is False:
-        _set(command, BYPASS, False, sampled, "recomputed with the weights of the step's start")
+    recomputed = proximal if given.get(proximal) is True else sampled if given.get(sampled) is False else None
+    if recomputed:
+        _set(command, BYPASS, False, recomputed, "recomputed with the weights of the step's start")
+        if recomputed == proximal and sampled in given:
+            command.set_aside(sampled, f"said by {BYPASS}")
     else:
         _assume(command, BYPASS, True, "that trainer takes the rollout's log-probs for the old ones")
         if sampled in given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quadriga.compat.translation import Translation
+from quadriga.compat.translation import Translation, Verdict
 from quadriga.config.rollout_correction import turned
 from quadriga.errors import ConfigError
 
@@ -28,6 +28,15 @@ MEGATRON_LAYERS = {
     "linear_fc2": ("down_proj",),
 }
 NO_BOUND = 1_000_000
+PACKAGES = ("torchao.optim", "bitsandbytes.optim")
+"""Other sources of verl's optimisers than torch. torchao's `_AdamW` is AdamW that can round weights of 16 bits at random."""
+WEIGHTS_OF_2025 = (
+    "algorithm.rollout_is",
+    *(f"algorithm.rollout_is_{name}" for name in ("threshold", "level", "mode", "threshold_lower", "veto_threshold")),
+)
+"""Where importance weights were configured before `algorithm.rollout_correction`: the switch first, the veto last."""
+NEVER = 1e300
+"""An upper bound of ratios that holds back none."""
 
 
 def defaults_by_choice(command: Translation) -> dict[str, Any]:
@@ -145,6 +154,58 @@ def turn_rejection_bounds(command: Translation) -> None:
         command.set(bounds, here, command.source[bounds], "bounds of trainer/rollout here, of rollout/trainer in verl")
 
 
+def correct_as_in_2025(command: Translation) -> None:
+    """Keys of 2025 for what `rollout_correction` says: a cap of its own, four keys without a section, and the veto."""
+    level, bounds = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
+    cap = command.given.get(f"{ACTOR}.tis_imp_ratio_cap")
+    if isinstance(cap, int | float) and cap > 0 and command.settings.get(level) is None:
+        command.set(bounds, float(cap), f"{ACTOR}.tis_imp_ratio_cap", f"and {level}=token")
+        command.settings[level] = "token"
+    elif isinstance(cap, int | float):
+        command.set_aside(f"{ACTOR}.tis_imp_ratio_cap", f"{level} decides" if cap > 0 else "there is no cap below 0")
+    if any(key in command.given for key in WEIGHTS_OF_2025) and not isinstance(
+        command.given.get("algorithm.rollout_is"), str
+    ):
+        _weigh_as_in_2025(command, level)
+    if command.given.get(f"{CORRECTION}.use_policy_gradient") is True and command.settings.get(
+        f"{CORRECTION}.bypass_mode"
+    ):
+        command.set(f"{CORRECTION}.loss_type", "reinforce", f"{CORRECTION}.use_policy_gradient")
+    for key in (f"{CORRECTION}.rollout_token_veto_threshold", WEIGHTS_OF_2025[-1]):
+        _veto(command, key)
+
+
+def _weigh_as_in_2025(command: Translation, path: str) -> None:
+    """Weights were on where `rollout_is` was true and a threshold given; else their figures alone were measured."""
+    switch, bound, kind, mode, lower, veto = WEIGHTS_OF_2025
+    given = command.given
+    on = given.get(switch) is True and given.get(bound) is not None
+    level = given.get(kind, "token")
+    if switch in given:
+        command.set_aside(switch, f"said by {path}" if on else "off: the figures are measured in every run")
+    if not on:
+        for key in (bound, kind, mode, lower, veto):
+            if key in given:
+                command.set_aside(key, "weights are off")
+    elif level in ("token", "sequence") and given.get(mode, "truncate") == "truncate":
+        command.set(path, level, kind if kind in given else switch, "truncated")
+        if lower in given:
+            command.set_aside(lower, "truncated weights have no lower bound")
+
+
+def _veto(command: Translation, key: str) -> None:
+    """A row with a token that the trainer finds that much less likely than the rollout was left out."""
+    tests, bounds = f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold"
+    least, names, others = command.given.get(key), command.settings.get(tests), command.settings.get(bounds)
+    refused = key in command.rows and command.rows[key].verdict is Verdict.REFUSED
+    if not refused or not isinstance(least, int | float) or not 0 < least < 1 or (names is not None and others is None):
+        return
+    command.settings[tests] = "seq_max_k1" if names is None else f"{names},seq_max_k1"
+    command.source.setdefault(tests, key)
+    veto = f"{least}_{NEVER:g}"
+    command.set(bounds, veto if names is None else f"{others},{veto}", key, f"with {tests}={command.settings[tests]}")
+
+
 # ---- Sampling
 
 
@@ -200,13 +261,19 @@ def name_layers(command: Translation) -> None:
 
 
 def choose_optimizer(command: Translation) -> None:
-    """AdamW with moments of 8 bits has a name of its own here, whichever package implements it there."""
-    for section in (f"{ACTOR}.optim", "critic.optim"):
+    """AdamW is AdamW, whichever package implements it there; with moments of 8 bits it has a name of its own here."""
+    for section in (f"{ACTOR}.optim", "critic.optim", "optim"):
         key, package = f"{section}.optimizer", f"{section}.optimizer_impl"
-        if command.given.get(key) in ("AdamW8bit", "PagedAdamW8bit"):
+        name, of = command.given.get(key), command.given.get(package)
+        if name in ("AdamW8bit", "PagedAdamW8bit"):
             command.set(f"{section}.name", "adamw_8bit", key, "moments of one byte each, rounded at random")
-            if package in command.given:
-                command.set_aside(package, f"part of {section}.name")
+        elif name == "_AdamW" or (name in (None, "AdamW") and of in PACKAGES):
+            if name is not None:
+                command.set_aside(key, f"AdamW, as {section}.name is unless set")
+        else:
+            continue
+        if of in ("torch.optim", *PACKAGES):
+            command.set_aside(package, f"part of {section}.name")
 
 
 # ---- Distillation
@@ -258,6 +325,7 @@ RULES: tuple[Callable[[Translation], None], ...] = (
     count_critic_warm_up,
     refuse_filter_by_final_reward,
     turn_rejection_bounds,
+    correct_as_in_2025,
     sample_as_verl_does,
     refuse_function_beside_model,
     let_adapter_decide,

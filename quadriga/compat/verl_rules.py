@@ -45,7 +45,7 @@ Rule = Callable[[Translation], None]
 
 def rules_for(kind: Kind) -> tuple[Rule, ...]:
     if kind == "sft":
-        return (share_rows_by_gpu, drop_sinks_that_cannot_start)
+        return (share_rows_by_gpu, drop_sinks_that_cannot_start, choose_warm_up, meanings.choose_optimizer)
     return (
         run_ahead,
         drop_sinks_that_cannot_start,
@@ -229,7 +229,7 @@ def drop_sinks_that_cannot_start(command: Translation) -> None:
 
 def choose_warm_up(command: Translation) -> None:
     """A number of warm-up steps, also 0, wins over a share of all steps."""
-    for section in (f"{ACTOR}.optim", "critic.optim"):
+    for section in (f"{ACTOR}.optim", "critic.optim", "optim"):
         steps, ratio = f"{section}.lr_warmup_steps", f"{section}.lr_warmup_steps_ratio"
         if isinstance(command.settings.get(steps), int) and command.settings[steps] >= 0 and ratio in command.settings:
             command.set_aside(command.source[ratio], f"{steps} decides")

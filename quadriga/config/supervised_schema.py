@@ -124,7 +124,12 @@ class SupervisedOptimConfig:
     lr: float = key(1e-5, "peak learning rate", at_least=0, at_most=100)
     betas: list[float] = key([0.9, 0.95], "AdamW betas")
     weight_decay: float = key(0.01, "AdamW weight decay", at_least=0)
-    lr_warmup_steps_ratio: float = key(0.1, "linear warm-up as a share of all steps", at_least=0, at_most=1)
+    lr_warmup_steps: int = key(
+        -1, "steps of linear warm-up; -1: lr_warmup_steps_ratio decides", unit="steps", at_least=-1
+    )
+    lr_warmup_steps_ratio: float = key(
+        0.1, "linear warm-up as a share of all steps", at_least=0, at_most=1, only_if=".lr_warmup_steps=-1"
+    )
     lr_scheduler: str = key("cosine", "after the warm-up", choices=("cosine", "wsd", "linear", "constant"))
     min_lr_ratio: float = key(
         0.0, "lowest learning rate as a share of lr", at_least=0, at_most=1, only_if=".lr_scheduler!=constant"

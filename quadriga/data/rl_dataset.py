@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quadriga.data.chat import ChatEncoder, Prompt, check_messages
-from quadriga.data.files import Row, load_rows, progress_bar
+from quadriga.data.files import Row, Rows, load_rows, progress_bar
 from quadriga.data.ragged import RaggedTokens, check_truncation, kept_tokens
 from quadriga.data.sampler import select_samples
 from quadriga.errors import DataError
@@ -65,7 +65,7 @@ class RLDataset:
         self.prompt_key = prompt_key
         self.reward_fn_key = reward_fn_key
         self.default_source = default_source
-        self.rows = load_rows(data_files)
+        self.rows = self._load(data_files)
         self.indices = select_samples(len(self.rows), max_samples, shuffle=shuffle, seed=seed)
         self.dropped_indices = np.empty(0, dtype=np.int64)
         self.sources: set[str] = set()
@@ -95,6 +95,9 @@ class RLDataset:
         item["extra_info"] = row.get("extra_info") or {}
         item["index"] = int(index)
         return item
+
+    def _load(self, data_files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Rows:
+        return load_rows(data_files)
 
     def _tokenise(self, encoder: ChatEncoder) -> RaggedTokens:
         chunks = []

@@ -20,6 +20,9 @@ DEFAULT_ENV_VARS = {
     "MALLOC_ARENA_MAX": "4",
 }
 
+PPO_RAY_RUNTIME_ENV = {"env_vars": DEFAULT_ENV_VARS}
+"""All of them, for mains that merge it themselves."""
+
 RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by `ray job submit`, which may bring a working directory of its own."""
 

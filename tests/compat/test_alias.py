@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ SURFACE = {
     "verl.trainer.main_ppo": """TaskRunner run_ppo main create_rl_dataset create_rl_sampler auto_set_device need_critic
         need_reference_policy get_custom_reward_fn""",
     "verl.trainer.main_ppo_v0": "TaskRunner run_ppo",
-    "verl.trainer.constants_ppo": "get_ppo_ray_runtime_env",
+    "verl.trainer.constants_ppo": "get_ppo_ray_runtime_env PPO_RAY_RUNTIME_ENV",
     "verl.trainer.ppo.ray_trainer": """RayPPOTrainer ResourcePoolManager Role WorkerType AdvantageEstimator compute_advantage
         apply_kl_penalty compute_response_mask _timer""",
     "verl.trainer.ppo.utils": """Role WorkerType need_critic need_reference_policy need_reward_model need_teacher_policy
@@ -113,6 +114,10 @@ SURFACE = {
     "verl.tools.schemas": """OpenAIFunctionToolSchema OpenAIFunctionSchema OpenAIFunctionParametersSchema
         OpenAIFunctionPropertySchema OpenAIFunctionToolCall ToolResponse""",
     "verl.experimental.dataset.sampler": "AbstractSampler AbstractCurriculumSampler",
+    "verl.utils.debug": "marked_timer log_gpu_memory_usage GPUMemoryLogger metrics",
+    "verl.workers.reward_manager.abstract": "AbstractRewardManager RawRewardFn",
+    "verl.experimental.reward.reward_loop": """RewardLoopManagerBase NaiveRewardLoopManager register
+        get_reward_loop_manager_cls""",
     "verl.experimental.reward_loop": "migrate_legacy_reward_impl RewardManagerBase",
     "verl.experimental.reward_loop.reward_manager": """RewardManagerBase NaiveRewardManager DAPORewardManager
         RateLimitedRewardManager RemoteRewardManager register get_reward_manager_cls""",
@@ -488,6 +493,98 @@ def test_reward_loop_manager_scores_a_batch_row_by_row() -> None:
     assert told["reward_extra_info"] == {"tokens": [2, 3]}
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_verls_managers_by_the_sample_can_be_built_upon(asynchronous: bool) -> None:
+    import asyncio
+
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+
+    async def score_later(data_source, solution_str, ground_truth, extra_info):
+        return score_now(data_source, solution_str, ground_truth, extra_info)
+
+    def score_now(data_source, solution_str, ground_truth, extra_info):
+        assert extra_info["num_turns"] == 2
+        return {"score": float(solution_str == ground_truth), "said": solution_str}
+
+    class Twice(DAPORewardManager):
+        async def run_single(self, data):
+            told = await super().run_single(data)
+            return told | {"reward_score": 2 * told["reward_score"]}
+
+    class Letters:
+        def decode(self, ids, skip_special_tokens=False):
+            return "".join(chr(96 + int(i)) for i in ids)
+
+    overlong = {"enable": True, "len": 2, "penalty_factor": 0.5, "log": True}
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"overlong_buffer_cfg": overlong, "max_resp_len": 3}}})
+    manager = Twice(config, Letters(), score_later if asynchronous else score_now)
+    data = DataProto.from_dict(
+        {"responses": torch.tensor([[1, 2, 0], [1, 2, 3]]), "attention_mask": torch.tensor([[1, 1, 1, 0], [1] * 4])},
+        {
+            "data_source": np.array(["a", "b"], dtype=object),
+            "reward_model": np.array([{"ground_truth": "ab"}] * 2, dtype=object),
+            "__num_turns__": np.array([2, 2], dtype=object),
+        },
+    )
+    told = manager(data, return_dict=True)
+    assert told["reward_tensor"].tolist() == [[0, 2 * (1 - 0.25), 0], [0, 0, 2 * (0 - 0.5)]]
+    assert told["reward_extra_info"]["said"] == ["ab", "abc"]
+    assert told["reward_extra_info"]["overlong"] == [True, True]
+    alone = asyncio.run(manager.run_single(data[:1]))
+    assert alone["reward_score"] == 1.5
+
+
+def test_a_dataset_may_read_its_own_rows_write_its_prompts_and_make_its_items(tmp_path) -> None:
+    from transformers import AutoTokenizer
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from quadriga.config.schema import DataConfig
+    from quadriga.data.collate import collate_prompts
+
+    class Mine(RLHFDataset):
+        def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
+            self.sign = config.get("sign", "+")
+            super().__init__(data_files, tokenizer, config, processor, max_samples)
+
+        def _read_files_and_tokenize(self):
+            first, last = map(int, self.data_files[0].split("-"))
+            truth = {"ground_truth": "7"}
+            self.dataframe = [{"a": a, "data_source": "sums", "reward_model": truth} for a in range(first, last)]
+
+        def _build_messages(self, example):
+            return f"{example['a']}{self.sign}3="
+
+    class Items(Mine):
+        def __getitem__(self, item):
+            row = dict(self.dataframe[item])
+            row["raw_prompt"] = self._build_messages(row) if item else "1+1="
+            row["dummy_tensor"] = torch.tensor([0])
+            return row
+
+    class OldItems(Mine):
+        def __getitem__(self, item):
+            row = dict(self.dataframe[item])
+            ids = self.tokenizer(f"{row['a']}=", add_special_tokens=False)["input_ids"]
+            padded = torch.tensor([0] * (8 - len(ids)) + ids)
+            return row | {"input_ids": padded, "attention_mask": (padded != 0).long(), "raw_prompt_ids": ids}
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(quadriga.__file__).parent / "assets" / "arithmetic")
+    config = DataConfig(max_prompt_length=4, filter_overlong_prompts=True, shuffle=False)
+    datasets = [kind("8-12", tokenizer, config=config) for kind in (Mine, Items, OldItems)]
+    written = [[tokenizer.decode(one[i]["input_ids"]).replace(" ", "") for i in range(len(one))] for one in datasets]
+    assert written == [["8+3=", "9+3="], ["1+1=", "9+3="], ["8=", "9="]], "two prompts are too long"
+    assert list(datasets[0].dropped_indices) == [2, 3]
+    assert datasets[1].dataframe.column_names == ["a", "data_source", "reward_model"]
+    for dataset in datasets:
+        assert isinstance(dataset, torch.utils.data.Dataset), "recipes ask for that"
+        batch = collate_prompts([dataset[0], dataset[1]], pad_token_id=0)
+        assert batch.non_tensor_batch["a"].tolist() == [8, 9]
+        assert batch.non_tensor_batch["index"].tolist() == [0, 1]
+        assert batch.non_tensor_batch["reward_model"][0] == {"ground_truth": "7"}
+
+
 def test_a_sampler_goes_on_after_the_rows_that_were_given() -> None:
     from verl.experimental.dataset.sampler import AbstractCurriculumSampler
 
@@ -496,6 +593,7 @@ def test_a_sampler_goes_on_after_the_rows_that_were_given() -> None:
             return iter(range(len(self.data_source) - 1, -1, -1))
 
     first = Backwards([0] * 5, None)
+    assert isinstance(first, torch.utils.data.Sampler)
     rows = iter(first)
     assert [next(rows), next(rows)] == [4, 3]
     second = Backwards([0] * 5, None)

@@ -14,8 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainer"))
 from tiny_policy import write_model, write_prompts
 
 USER_CODE = """
+import asyncio
+
 import torch
 from verl.experimental.dataset.sampler import AbstractCurriculumSampler
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.reward_score.gsm8k import extract_solution
 from verl.workers.reward_manager import AbstractRewardManager
@@ -27,13 +30,26 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
 
 
 class Dataset(RLHFDataset):
+    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
+        assert config.get("max_response_length") == 6
+        super().__init__(data_files, tokenizer, config, processor, max_samples)
+
+    def _build_messages(self, example):
+        return example["prompt"] + "#"
+
     def __getitem__(self, position):
         item = super().__getitem__(position)
+        assert item["raw_prompt"].endswith("#")
         item["seen"] = "by my dataset"
         return item
 
 
 class Sampler(AbstractCurriculumSampler):
+    def __init__(self, data_source, data_config):
+        super().__init__(data_source, data_config)
+        assert data_config.get("sampler", {}).get("class_name") == "Sampler"
+        assert len(data_source.dataframe) == len(data_source)
+
     def __iter__(self):
         return iter(range(len(self.data_source)))
 
@@ -56,6 +72,22 @@ class Manager(AbstractRewardManager):
             told = self.compute_score(item.non_tensor_batch["data_source"], text, truth, {})
             rewards[i, max(length - 1, 0)] = told["score"]
         return {"reward_tensor": rewards, "reward_extra_info": {}} if return_dict else rewards
+
+
+class BySample(NaiveRewardManager):
+    def __init__(self, config, tokenizer, compute_score, reward_router_address=None, reward_model_tokenizer=None):
+        super().__init__(config, tokenizer, compute_score)
+        assert config.data.max_response_length == 6
+        self.bonus = config.reward.get("reward_kwargs", {}).get("bonus", 0.0)
+        self.loop = asyncio.new_event_loop()
+
+    async def run_single(self, data):
+        told = await super().run_single(data)
+        item = data[0]
+        length = int(item.batch["attention_mask"][-item.batch["responses"].shape[-1] :].sum())
+        seen = await self.loop.run_in_executor(None, lambda: self.tokenizer.decode(item.batch["responses"][:length]))
+        told["reward_extra_info"]["letters"] = len(seen)
+        return told | {"reward_score": told["reward_score"] + self.bonus}
 """
 RECIPE = """
 import sys
@@ -169,15 +201,21 @@ def test_main_ppo_runs_with_a_reward_dataset_and_sampler_written_for_verl(task: 
 
 
 @pytest.mark.slow
-def test_a_reward_manager_written_for_verl_scores_the_run(task: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("manager", "least"), [("Manager", 0), ("BySample", 3)])
+def test_a_reward_manager_written_for_verl_scores_the_run(
+    task: list[str], tmp_path: Path, manager: str, least: float
+) -> None:
     own = [
         "reward.reward_manager.source=importlib",
         f"reward.reward_manager.module.path={tmp_path}/mine.py",
-        "reward.reward_manager.name=Manager",
+        f"reward.reward_manager.name={manager}",
+        *(["+reward.reward_kwargs.bonus=3"] if least else []),
     ]
     done = started(["-m", "verl.trainer.main_ppo", *task, *own], tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert len(steps_of(tmp_path)) == 2
+    steps = steps_of(tmp_path)
+    assert len(steps) == 2
+    assert all(line["critic/score/mean"] >= least for line in steps)
 
 
 @pytest.mark.slow
@@ -193,5 +231,12 @@ def test_a_refused_command_line_of_main_ppo_ends_with_the_reason(task: list[str]
     done = started(["-m", "verl.trainer.main_ppo", *task, "actor_rollout_ref.actor.strategy=megatron"], tmp_path)
     assert done.returncode == 1
     assert "Quadriga trains with FSDP2" in done.stderr
+    asynchronous = ["-m", "verl.experimental.fully_async_policy.fully_async_main", *task, "trainer.device=gpu"]
+    done = started(asynchronous, tmp_path)
+    assert done.returncode == 1
+    assert "async_training.mode=free" in done.stdout, "it is that trainer without a key that says so"
+    done = started(["-m", "verl.trainer.sft_trainer_ray", "model.path=m", "trainer.nnodes=2"], tmp_path)
+    assert done.returncode == 1
+    assert "on each node" in done.stderr
     assert started(["-m", "verl.trainer.nothing"], tmp_path).returncode != 0
     assert started([], tmp_path).returncode == 2

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 import quadriga.compat.verl
+from quadriga.rewards.sandbox import can_isolate
 
 os.environ.pop(quadriga.compat.verl.VARIABLE, None)  # other tests start processes too
 
@@ -101,6 +102,35 @@ def test_the_tool_of_verls_examples_says_whether_an_answer_is_right() -> None:
         return [*rewards, await tool.calc_reward(name)]
 
     assert asyncio.run(use()) == [-0.05, 0.0, 1.0]
+
+
+@pytest.mark.skipif(not can_isolate(), reason="this machine cannot shut programs in")
+def test_a_subclass_of_the_sandbox_tool_runs_programs_here() -> None:
+    import asyncio
+
+    from verl.tools.sandbox_fusion_tools import SandboxFusionTool
+
+    class Shown(SandboxFusionTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            code = f"print({parameters['code']})"
+            told = (instance_id, code, self.default_timeout, self.default_language)
+            if parameters.get("pool"):
+                return await self.execution_pool.execute.remote(self.execute_code, *told), None, None
+            async with self._async_semaphore:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(None, self.execute_code, *told), None, None
+
+    schema = {"type": "function", "function": {"name": "run"}}
+    plain, shown = SandboxFusionTool({}, schema), Shown({"default_timeout": 5}, schema)
+
+    def printed(tool: Any, **parameters: Any) -> str:
+        return asyncio.run(tool.execute("0", parameters))[0].text
+
+    assert printed(plain, code="print(6 * 7)").strip() == "42"
+    assert "ZeroDivisionError" in printed(plain, code="1 / 0")
+    assert "in time" in printed(plain, code="while True: pass", timeout=1)
+    assert "only python" in printed(plain, code="echo", language="bash")
+    assert [printed(shown, code="6 * 7", pool=pool).strip() for pool in (True, False)] == ["42", "42"]
 
 
 # ---- small things

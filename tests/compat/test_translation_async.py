@@ -86,6 +86,8 @@ def test_a_step_of_the_fully_asynchronous_trainer_is_what_lies_between_two_syncs
     assert "how many steps old" in translation.rows["async_training.staleness_threshold"].note
     _, config = checked(*own, "async_training.use_rollout_log_probs=False")
     assert ahead(config)[2] is False
+    _, config = checked(*own, "async_training.use_rollout_log_probs=True", "async_training.compute_prox_log_prob=True")
+    assert ahead(config)[2] is False
     _, config = checked(*own, "async_training.staleness_threshold=0")
     assert ahead(config) == (0, "ordered", True)
 

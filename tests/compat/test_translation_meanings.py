@@ -190,6 +190,54 @@ def test_rejection_by_its_names_of_late_2025() -> None:
     )
 
 
+def test_a_cap_of_weights_is_truncated_importance_sampling() -> None:
+    translation = accepted([*GRPO, f"+{ACTOR}.tis_imp_ratio_cap=3"])
+    assert translation.settings[f"{CORRECTION}.rollout_is"] == "token"
+    assert translation.settings[f"{CORRECTION}.rollout_is_threshold"] == 3.0
+    assert f"{CORRECTION}.rollout_is" not in accepted([*GRPO, f"+{ACTOR}.tis_imp_ratio_cap=-1"]).settings
+    both = accepted([*GRPO, f"+{ACTOR}.tis_imp_ratio_cap=3", f"{CORRECTION}.rollout_is=sequence"])
+    assert both.settings[f"{CORRECTION}.rollout_is"] == "sequence"
+    assert f"{CORRECTION}.rollout_is_threshold" not in both.settings
+
+
+def test_rollout_correction_by_its_keys_of_2025() -> None:
+    old = ["algorithm.rollout_is_threshold=2.0", "algorithm.rollout_is_level=sequence"]
+    on = accepted([*GRPO, "algorithm.rollout_is=True", *old, "algorithm.rollout_is_mode=truncate"]).settings
+    assert (on[f"{CORRECTION}.rollout_is"], on[f"{CORRECTION}.rollout_is_threshold"]) == ("sequence", 2.0)
+    veto = "algorithm.rollout_is_veto_threshold=1e-4"
+    for without in (["algorithm.rollout_is=False"], []):
+        off = accepted([*GRPO, *without, *old, veto, "algorithm.rollout_is_mode=mask"]).settings
+        assert not any(key.startswith(CORRECTION) for key in off)
+    assert (
+        accepted([*GRPO, "algorithm.rollout_is=True", *old, veto]).settings[f"{CORRECTION}.rollout_rs"] == "seq_max_k1"
+    )
+    masked = translate([*GRPO, "algorithm.rollout_is=True", *old, "algorithm.rollout_is_mode=mask"]).refusals
+    assert {row.key for row in masked} == {"algorithm.rollout_is_mode", "algorithm.rollout_is_level"}
+    bypass = [f"{CORRECTION}.use_policy_gradient=True", f"{CORRECTION}.rollout_is=sequence"]
+    settings = accepted([*GRPO, f"{CORRECTION}.bypass_mode=True", *bypass]).settings
+    assert (settings[f"{CORRECTION}.loss_type"], settings[f"{CORRECTION}.rollout_is"]) == ("reinforce", "sequence")
+    assert [row.key for row in translate([*GRPO, *bypass]).refusals] == [f"{CORRECTION}.use_policy_gradient"]
+
+
+def test_a_veto_leaves_out_the_rows_with_a_token_that_the_trainer_would_hardly_write() -> None:
+    veto = f"{CORRECTION}.rollout_token_veto_threshold=1e-4"
+    geometric = [f"{CORRECTION}.rollout_rs=geometric", f"{CORRECTION}.rollout_rs_threshold=1.01"]
+    after = accepted([*GRPO, *geometric, veto]).settings
+    assert after[f"{CORRECTION}.rollout_rs"] == "seq_mean_k1,seq_max_k1"
+    assert after[f"{CORRECTION}.rollout_rs_threshold"].startswith("1.01,0.0001_")
+    alone = accepted([*GRPO, veto]).settings
+    old = torch.zeros(3, 2)
+    rollout = torch.tensor([[0.0, 9.5], [0.0, 9.0], [-30.0, -400.0]])  # exp(-9.5) < 1e-4 < exp(-9)
+    kept = correct_rollout(
+        old_log_prob=old,
+        rollout_log_prob=rollout,
+        response_mask=torch.ones(3, 2),
+        rollout_rs=alone[f"{CORRECTION}.rollout_rs"],
+        rollout_rs_threshold=alone[f"{CORRECTION}.rollout_rs_threshold"],
+    ).mask
+    assert kept.tolist() == [[False, False], [True, True], [True, True]]
+
+
 def test_bypass_mode_replaces_the_loss() -> None:
     by_name = accepted([*GRPO, f"{LOSS}=bypass_mode"])
     assert by_name.settings[f"{CORRECTION}.bypass_mode"] is True
@@ -239,6 +287,31 @@ def test_adamw_with_moments_of_8_bits_has_its_name_here() -> None:
     assert accepted([*GRPO, *package]).settings[f"{ACTOR}.optim.name"] == "adamw_8bit"
     other = translate([*GRPO, f"{ACTOR}.optim.optimizer=Adafactor"]).refusals
     assert [row.key for row in other] == [f"{ACTOR}.optim.optimizer"]
+    supervised = [
+        "data.train_files=t",
+        "model.path=m",
+        "optim.optimizer=AdamW8bit",
+        "optim.optimizer_impl=torchao.optim",
+    ]
+    translation = translate(supervised, "sft")
+    assert (translation.refusals, translation.settings["optim.name"]) == ([], "adamw_8bit")
+
+
+def test_torchaos_adamw_is_adamw_and_options_that_change_no_step_are_set_aside() -> None:
+    optim = f"{ACTOR}.optim"
+    options = (
+        f"+{optim}.override_optimizer_config={{bf16_stochastic_round: true, fused: true, optimizer_cpu_offload: true}}"
+    )
+    translation = accepted([*GRPO, f"{optim}.optimizer=_AdamW", f"{optim}.optimizer_impl=torchao.optim", options])
+    assert f"{optim}.name" not in translation.settings
+    assert told(translation, f"{optim}.override_optimizer_config.bf16_stochastic_round")[0] is Verdict.ASIDE
+    assert told(translation, f"{optim}.override_optimizer_config.fused")[0] is Verdict.ASIDE
+    accepted([*GRPO, f"+{optim}.override_optimizer_config.eps=1e-8"])
+    for option in ("eps=1e-15", "amsgrad=True", "block_size=64"):
+        refused = translate([*GRPO, f"+{optim}.override_optimizer_config.{option}"]).refusals
+        assert len(refused) == 1
+    other = translate([*GRPO, f"{optim}.optimizer=Lion", f"{optim}.optimizer_impl=bitsandbytes.optim"]).refusals
+    assert {row.key for row in other} == {f"{optim}.optimizer", f"{optim}.optimizer_impl"}
 
 
 # ---- Sampling, rewards, adapters

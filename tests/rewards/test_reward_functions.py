@@ -45,6 +45,18 @@ def test_keyword_arguments_reach_the_function() -> None:
         assert pool.score_all([RewardSample("any", "", 1)])[0].score == 1.5
 
 
+def test_a_function_that_imports_verl_is_told_how_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUADRIGA_COMPAT_VERL", raising=False)
+    body = "from verl.utils.reward_score import gsm8k\ndef fn(*, solution_str, **rest): return len(solution_str)"
+    file = tmp_path / "mine.py"
+    file.write_text(body)
+    with pytest.raises(RewardError, match="written for verl"):
+        RewardPool(reward_function(str(file), "fn"))
+    file.write_text(f"import quadriga.compat.verl\n{body}")
+    with RewardPool(reward_function(str(file), "fn")) as pool:
+        assert pool.score_all([RewardSample("any", "right", 1)])[0].score == 5.0
+
+
 def test_lambdas_closures_and_methods_score() -> None:
     worth = {"right": 2.0}
 

@@ -96,6 +96,15 @@ def test_epochs_decide_the_length_and_the_schedule_ends_with_it(job, tmp_path):
     assert rates[0] == pytest.approx(1e-2)
 
 
+def test_a_number_of_warm_up_steps_wins_over_the_usual_share(job, tmp_path):
+    optim = {"lr": 1e-2, "lr_warmup_steps": 4, "lr_scheduler": "constant"}
+    config = job(trainer={"total_training_steps": 6}, optim=optim)
+    config["optim"].pop("lr_warmup_steps_ratio", None)
+    run_sft(config)
+    rates = [line["train/lr"] for line in read_metrics(tmp_path / "run")]
+    assert rates == pytest.approx([0.25e-2, 0.5e-2, 0.75e-2, 1e-2, 1e-2, 1e-2])
+
+
 def test_lora_trains_the_adapter_and_exports_plain_weights(job, tmp_path):
     run_sft(job())
     before = weights_of(tmp_path / "run")

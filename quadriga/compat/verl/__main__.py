@@ -10,13 +10,23 @@ from pathlib import Path
 
 from quadriga.compat.verl import install
 
+RAY_SFT = "verl.trainer.sft_trainer_ray"
 COMMANDS: dict[str, tuple[str, bool | None]] = {
     "verl.trainer.main_ppo": ("train", None),
     "verl.trainer.main_ppo_v0": ("train", None),
+    "verl.experimental.one_step_off_policy.main_ppo": ("train", None),
+    "verl.experimental.fully_async_policy.fully_async_main": ("train", None),
+    "verl.experimental.transfer_queue.main_ppo": ("train", None),
     "verl.trainer.fsdp_sft_trainer": ("sft", False),
     "verl.trainer.sft_trainer": ("sft", True),
+    RAY_SFT: ("sft", True),
 }
 """verl's programs → ours, and whether the defaults of verl's newer supervised trainer hold (None: as its keys suggest)."""
+CONFIGS = {
+    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
+    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
+}
+"""The configuration files of the programs that have one of their own."""
 MERGER = "verl.model_merger"
 USAGE = "usage: python -m quadriga.compat.verl [-m MODULE | FILE] arguments…"
 
@@ -56,16 +66,35 @@ def run_module(name: str, arguments: list[str]) -> int:
     command, defaults = COMMANDS[name]
 
     def run(given: list[str]) -> int | None:
-        understood = understand(command, [FLAG, *given], defaults)
+        file = [f"--config-name={CONFIGS[name]}"] if name in CONFIGS else []
+        understood = understand(command, [FLAG, *file, *given], defaults)
         if command == "sft":
-            from quadriga.trainer.supervised.entry import sft
+            from quadriga.trainer.supervised.entry import PROCESSES, sft
 
-            return sft(understood)
+            return sft([*([f"{PROCESSES}={_processes(given)}"] if name == RAY_SFT else []), *understood])
         from quadriga.trainer.main_ppo import _run_hydra
 
         return _run_hydra(understood)
 
     return run_command(run, arguments)
+
+
+def _processes(arguments: list[str]) -> int:
+    """How many processes verl's supervised trainer on Ray starts.
+
+    Raises:
+        ConfigError: they are not all on this machine.
+    """
+    from quadriga.compat.translation import read_arguments
+    from quadriga.errors import ConfigError
+
+    given = read_arguments(arguments)[0]
+    if given.get("trainer.nnodes", 1) != 1:
+        raise ConfigError(
+            f"{RAY_SFT} with trainer.nnodes={given['trainer.nnodes']} has no counterpart",
+            "start `torchrun -m quadriga.compat.verl -m verl.trainer.sft_trainer` on each node",
+        )
+    return int(given.get("trainer.n_gpus_per_node", 1))
 
 
 def merge(arguments: list[str]) -> int:

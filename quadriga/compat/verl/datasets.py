@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
+from functools import wraps
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
+from torch.utils.data import Dataset, Sampler
 
 from quadriga.config.load import typed_config
 from quadriga.config.schema import DataConfig
 from quadriga.config.typed import Problems
 from quadriga.data import create_rl_dataset as _create_rl_dataset
 from quadriga.data import create_rl_sampler as _create_rl_sampler
+from quadriga.data.chat import ChatEncoder, Prompt
 from quadriga.data.collate import collate_prompts
 from quadriga.data.example_dataset import SFTDataset as _SFTDataset
+from quadriga.data.files import ListRows, Row, Rows
 from quadriga.data.rl_dataset import RLDataset
 
 __all__ = ["create_rl_dataset", "create_rl_sampler"]
@@ -25,31 +30,130 @@ def _read(config: Any, key: str, default: Any) -> Any:
     return default if found is None else found
 
 
-class RLHFDataset(RLDataset):
-    """Prompts of parquet, json or jsonl files. `config` is the section `data`, as verl has it or as Quadriga has it."""
+class _ReadsSections(type):
+    """Constructors written for verl look into a section as Hydra gives it, with `get`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*map(_as_section, args), **{name: _as_section(value) for name, value in kwargs.items()})
+
+
+def _as_section(value: Any) -> Any:
+    if not isinstance(value, DataConfig):
+        return value
+    section = OmegaConf.create(asdict(value))
+    OmegaConf.set_struct(section, True)
+    return section
+
+
+class RLHFDataset(RLDataset, Dataset, metaclass=_ReadsSections):
+    """Prompts of parquet, json or jsonl files. `config` is the section `data`, as verl has it or as Quadriga has it.
+
+    Subclasses may read rows of their own into `self.dataframe` (`_read_files_and_tokenize`), write the prompt of a row
+    (`_build_messages`), or make the items (`__getitem__`): with `raw_prompt`, or `raw_prompt_ids`, and what else they like.
+    """
 
     def __init__(
         self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
     ) -> None:
         self.tokenizer, self.processor, self.config, self.max_samples = tokenizer, processor, config, max_samples
+        self.data_files = [data_files] if isinstance(data_files, str) else list(data_files)
+        self.prompt_key = _read(config, "prompt_key", "prompt")
         self.max_prompt_length = _read(config, "max_prompt_length", 1024)
+        self.filter_overlong_prompts = _read(config, "filter_overlong_prompts", True)
+        self.truncation = _read(config, "truncation", "error")
+        template = (
+            _read(config, "chat_template", None),
+            dict(_read(config, "apply_chat_template_kwargs", {})),
+        )
+        self._encoder = ChatEncoder(tokenizer, *template)
+        self.dataframe: Any = None
+        self._read_files_and_tokenize()
         super().__init__(
-            [data_files] if isinstance(data_files, str) else list(data_files),
+            self.data_files,
             tokenizer,
             max_prompt_length=self.max_prompt_length,
-            prompt_key=_read(config, "prompt_key", "prompt"),
+            prompt_key=self.prompt_key,
             reward_fn_key=_read(config, "reward_fn_key", "data_source"),
-            filter_overlong_prompts=_read(config, "filter_overlong_prompts", True),
-            truncation=_read(config, "truncation", "error"),
+            filter_overlong_prompts=self.filter_overlong_prompts,
+            truncation=self.truncation,
             max_samples=max_samples,
             shuffle=_read(config, "shuffle", False),
             seed=_read(config, "seed", 1),
-            chat_template=_read(config, "chat_template", None),
-            apply_chat_template_kwargs=dict(_read(config, "apply_chat_template_kwargs", {})),
+            chat_template=template[0],
+            apply_chat_template_kwargs=template[1],
         )
+        self.dataframe = _Kept(self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__getitem__" in cls.__dict__:
+            cls.__getitem__ = _fitting(cls.__getitem__)  # type: ignore[method-assign]
+
+    def _read_files_and_tokenize(self) -> None:
+        """Hook: a subclass puts rows of its own, by position, into `self.dataframe`; else those of the files are read."""
+
+    def _build_messages(self, example: dict[str, Any]) -> Any:
+        """Hook: the prompt of a row."""
+        return example.get(self.prompt_key)
+
+    def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
+        """As it is: prompts over the limit leave when all are tokenised."""
+        return dataframe
 
     def on_batch_end(self, batch: Any) -> None:
         """Hook of verl's; nothing calls it."""
+
+    def _load(self, data_files: Any) -> Rows:
+        if self.dataframe is None:
+            return super()._load(data_files)
+        return Rows([(type(self).__name__, ListRows(self.dataframe))])
+
+    def _prompt(self, row: Row, index: int) -> Prompt:
+        return super()._prompt({**row, self.prompt_key: self._build_messages(dict(row))}, index)
+
+
+class _Kept:
+    """The rows of a dataset that are left after filtering, by position."""
+
+    def __init__(self, dataset: RLHFDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, position: int) -> Row:
+        if not 0 <= position < len(self):
+            raise IndexError(f"row {position} of {len(self)}")
+        return dict(self._dataset.rows.read(self._dataset.indices[position : position + 1])[0])
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self[0])
+
+
+MADE_HERE = ("input_ids", "attention_mask", "position_ids", "dummy_tensor")
+
+
+def _fitting(make_item: Any) -> Any:
+    """Items as a subclass makes them, in the form that the loader wants: prompts as their own ids, without padding."""
+
+    @wraps(make_item)
+    def fitted(self: RLHFDataset, position: int) -> dict[str, Any]:
+        item = dict(make_item(self, position))
+        if "input_ids" in item and "attention_mask" not in item:
+            return item  # made by the class above
+        index, row = int(self.indices[position]), self.dataframe[position]
+        prompt = item.get("raw_prompt")
+        prompt = self._prompt(row, index) if prompt is None else prompt if isinstance(prompt, str) else list(prompt)
+        ids = item.pop("raw_prompt_ids", None)
+        if ids is None:
+            ids = self._encoder.encode_prompts([prompt], lambda _: self.rows.where(index))[0]
+        kept = {name: value for name, value in item.items() if name not in MADE_HERE}
+        usual = {"data_source": self._source(row), "reward_model": row.get("reward_model") or {}}
+        usual |= {"extra_info": row.get("extra_info") or {}, self.reward_fn_key: self._source(row)}
+        return {**usual, **kept, "input_ids": np.asarray(ids, np.int32), "raw_prompt": prompt, "index": index}
+
+    return fitted
 
 
 class SFTDataset(_SFTDataset):
@@ -168,7 +272,7 @@ def state_of(sampler: Any) -> Any:
     return sampler if complete else _Counted(sampler)
 
 
-class AbstractSampler:
+class AbstractSampler(Sampler, metaclass=_ReadsSections):
     """Which rows come next; subclasses have `__iter__` and `__len__`.
 
     A resumed run begins the epoch anew and passes over the rows that were given; a sampler whose order depends on more

@@ -1,18 +1,14 @@
-"""verl's reward names: `verl.trainer.ppo.reward`, `verl.workers.reward_manager` and the reward loop."""
+"""verl's reward names: `verl.trainer.ppo.reward` and `verl.workers.reward_manager`; `reward_loop` has the others."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
 import torch
 
-from quadriga.compat.verl.scorers import default_compute_score
 from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
 from quadriga.rewards import load_reward_manager as _load_reward_manager
@@ -32,6 +28,8 @@ __all__ = [
 
 PrimeRewardManager = RemoteRewardManager = GDPORewardManager = NaiveRewardManager
 """Scoring always runs in parallel processes, and keeps all that the function tells."""
+
+RawRewardFn = Callable[..., Any] | None
 
 # ---- Reward managers
 
@@ -61,68 +59,6 @@ def get_reward_manager_cls(name: str) -> type:
         return manager_class("naive" if name == "prime" else name)
     except QuadrigaError as error:
         raise ValueError(str(error)) from None
-
-
-class _FittingCall(type):
-    """Calls a class with those of the arguments that its constructor takes: constructors of reward loops differ."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            return super().__call__(*args, **kwargs)
-        fitting = {name: value for name, value in kwargs.items() if name in parameters}
-        if not args and "config" in parameters:
-            fitting.setdefault("config", {})
-        return super().__call__(*args, **fitting)
-
-
-class RewardManagerBase(metaclass=_FittingCall):
-    """A manager that scores one sample at a time: `async run_single(data)` of one row gives `reward_score` and
-    `reward_extra_info`. Called with a batch, all its rows are scored at the same time, in this process."""
-
-    def __init__(
-        self,
-        config: Any = None,
-        tokenizer: Any = None,
-        compute_score: Any = None,
-        num_examine: int = 0,
-        reward_fn_key: str = "data_source",
-        **kwargs: Any,
-    ) -> None:
-        self.config, self.tokenizer, self.compute_score = config, tokenizer, compute_score or default_compute_score
-        self.num_examine, self.reward_fn_key = num_examine, reward_fn_key
-        self.is_async_reward_score = inspect.iscoroutinefunction(self.compute_score)
-
-    @classmethod
-    def init_class(cls, config: Any, tokenizer: Any) -> None:
-        """Hook of verl's for state that all objects of a class share."""
-
-    async def run_single(self, data: DataProto) -> dict[str, Any]:
-        raise NotImplementedError(f"{type(self).__name__} must have run_single")
-
-    def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
-        results = asyncio.run(self._run_all(data))
-        responses = data.batch["responses"]
-        lengths = data.batch["attention_mask"][:, -responses.shape[1] :].sum(-1)
-        rewards = torch.zeros(responses.shape, dtype=torch.float32)
-        for row, result in enumerate(results):
-            if lengths[row] > 0:
-                rewards[row, int(lengths[row]) - 1] = float(result["reward_score"])
-        extra: dict[str, list[Any]] = defaultdict(list)
-        for name in dict.fromkeys(name for result in results for name in result.get("reward_extra_info") or {}):
-            extra[name] = [(result.get("reward_extra_info") or {}).get(name) for result in results]
-        return {"reward_tensor": rewards, "reward_extra_info": dict(extra)} if return_dict else rewards
-
-    async def _run_all(self, data: DataProto) -> list[dict[str, Any]]:
-        return await asyncio.gather(*(self.run_single(data[i : i + 1]) for i in range(len(data))))
-
-
-RewardLoopManagerBase = RewardManagerBase
-
-
-def migrate_legacy_reward_impl(config: Any) -> Any:
-    """`config` itself: old and new spellings of rewards are both read."""
-    return config
 
 
 # ---- verl.trainer.ppo.reward

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from quadriga.agents.tools import BaseTool as _BaseTool
@@ -19,6 +21,7 @@ __all__ = [
     "OpenAIFunctionSchema",
     "OpenAIFunctionToolCall",
     "OpenAIFunctionToolSchema",
+    "SandboxFusionTool",
     "ToolResponse",
     "function_tool",
     "rollout_trace_op",
@@ -144,3 +147,41 @@ class Gsm8kTool(BaseTool):
 
         text = answer if answer.startswith("#### ") else f"#### {answer}"
         return float(compute_score(text, self._truth[instance_id], method="flexible"))
+
+
+class SandboxFusionTool(BaseTool):
+    """Runs a Python program, shut in on this machine; verl's sends it to a service. The parts that subclasses use are there."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
+        super().__init__(config, tool_schema)
+        self.default_timeout = config.get("default_timeout", 30)
+        self.default_language = config.get("default_language", "python")
+        self.num_workers = config.get("num_workers", 10)
+        self.use_ray_execution_pool = False
+        self._async_semaphore = asyncio.Semaphore(self.num_workers)
+        self.execution_pool = SimpleNamespace(execute=SimpleNamespace(remote=_in_a_thread))
+
+    def execute_code(self, instance_id: str, code: str, timeout: float = 30, language: str = "python") -> ToolResponse:
+        """What the program printed, and its error if it failed."""
+        from quadriga.rewards.sandbox import Limits, run
+
+        if language != "python":
+            return ToolResponse(text=f"only python programs are run here, not {language}")
+        result = run(code, limits=Limits(wall_s=float(timeout), cpu_s=float(timeout), memory_mb=512, file_mb=4))
+        if result.status in ("timeout", "died"):
+            return ToolResponse(text="the program did not end in time, or was stopped")
+        if not result.isolated:
+            raise RuntimeError("this machine cannot shut programs in, so none is run")
+        return ToolResponse(text=f"{result.stdout}{result.error or ''}")
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, Any, Any]:
+        code, timeout = str(parameters.get("code", "")), parameters.get("timeout", self.default_timeout)
+        language = parameters.get("language", self.default_language)
+        async with self._async_semaphore:
+            return await _in_a_thread(self.execute_code, instance_id, code, timeout, language), None, None
+
+
+def _in_a_thread(function: Any, *args: Any) -> Any:
+    return asyncio.get_running_loop().run_in_executor(None, function, *args)

@@ -116,8 +116,13 @@ def has_scorers(config: Any, sources: Iterable[str]) -> bool:
 def load_reward_manager(
     config: Any, tokenizer: Any, num_examine: int, *, pool: RewardPool | None = None, **kwargs: Any
 ) -> Any:
-    """The manager that a configuration describes; give it a pool to share one between training and validation."""
+    """The manager that a configuration describes; give it a pool to share one between training and validation.
+
+    A class of one's own with `wants_config = True` gets the configuration as the argument `config`.
+    """
     reward_kwargs = _plain(config.reward_model.reward_kwargs) | kwargs
+    if getattr(manager_class(config.reward_model.reward_manager), "wants_config", False):
+        reward_kwargs["config"] = config
     return build_manager(
         config.reward_model.reward_manager,
         tokenizer,

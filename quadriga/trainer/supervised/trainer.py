@@ -90,6 +90,7 @@ class SupervisedTrainer:
             lr=optim.lr,
             betas=optim.betas,
             weight_decay=optim.weight_decay,
+            lr_warmup_steps=optim.lr_warmup_steps,
             lr_warmup_steps_ratio=optim.lr_warmup_steps_ratio,
             lr_scheduler_type=optim.lr_scheduler,
             min_lr_ratio=optim.min_lr_ratio,
