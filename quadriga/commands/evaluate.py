@@ -17,7 +17,7 @@ from quadriga.errors import ConfigError, DataError
 from quadriga.rollout.interface import Completion, Request
 
 if TYPE_CHECKING:
-    from quadriga.commands.evaluation_record import EvaluationRecord
+    from quadriga.commands.evaluation_figures import EvaluationRecord
 
 NO_LIMIT = 1 << 30
 
@@ -96,7 +96,7 @@ def _recorded(options: argparse.Namespace, total: int) -> Iterator[EvaluationRec
     if not options.run_dir:
         yield None
         return
-    from quadriga.commands.evaluation_record import EvaluationRecord
+    from quadriga.commands.evaluation_figures import EvaluationRecord
 
     with EvaluationRecord(Path(options.run_dir), vars(options), total) as record:
         yield record

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quadriga.config.check import check
+from quadriga.config.check import check, check_supervised
 from quadriga.config.command_line import (
     CONFIG_DIR,
     LIBRARIES,
@@ -28,7 +28,6 @@ from quadriga.config.key_problems import HYDRA_ONLY, report_no_section, report_u
 from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config
-from quadriga.config.supervised_check import check_supervised
 from quadriga.config.typed import (
     Problems,
     all_keys,

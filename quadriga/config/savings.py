@@ -10,11 +10,9 @@ from typing import Any
 from quadriga.config.memory import GENERATE, USABLE, estimate_memory
 from quadriga.config.model_shape import describe
 from quadriga.config.needs import need_critic, uses_token_budget
-from quadriga.config.parallel import SEQUENCE_KEY, heads_problem
+from quadriga.config.parallel import SEQUENCE_KEY, SET_KEY, heads_problem, problems_of_sets
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
-from quadriga.config.tensor_parallel import KEY as SET_KEY
-from quadriga.config.tensor_parallel import problems_of_sets
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 USEFUL_TOKENS = 4096

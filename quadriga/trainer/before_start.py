@@ -133,7 +133,7 @@ def _memory(config: Config) -> None:
 
 def _engine(config: Config) -> None:
     if config.actor_rollout_ref.rollout.name == "vllm":
-        from quadriga.config.installed_vllm import require_usable
+        from quadriga.config.vllm import require_usable
 
         require_usable()
 
