@@ -18,13 +18,16 @@ from omegaconf.errors import OmegaConfBaseException
 from quadriga.config.check import check, check_supervised
 from quadriga.config.command_line import (
     CONFIG_DIR,
+    HYDRA_ONLY,
     LIBRARIES,
     compose_from_arguments,
     compose_screened,
     libraries_of,
     readable_overrides,
+    report_no_section,
+    report_unknown,
+    report_wrong_value,
 )
-from quadriga.config.key_problems import HYDRA_ONLY, report_no_section, report_unknown, report_wrong_value
 from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config

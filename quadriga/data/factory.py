@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quadriga.data.collate import collate_prompts
 from quadriga.data.example_dataset import PreferenceDataset, SFTDataset
-from quadriga.data.loader import BatchLoader, Dataset, file_order_batches
+from quadriga.data.loader import BatchLoader, Dataset, collate_prompts, file_order_batches
 from quadriga.data.rl_dataset import RLDataset
 from quadriga.data.sampler import ResumableSampler, Sampler
 from quadriga.errors import ConfigError

@@ -31,7 +31,7 @@ from quadriga.errors import ConfigError, RunStopped
 from quadriga.protocol import DataProto
 from quadriga.tracking import RunDirectory
 from quadriga.trainer.supervised.journal import Journal, NoJournal
-from quadriga.trainer.supervised.objectives import objective_of
+from quadriga.trainer.supervised.objectives import KEPT_EXAMPLES, objective_of
 from quadriga.trainer.supervised.ranks import (
     same_on_all_ranks,
     share_of_rank,
@@ -39,7 +39,6 @@ from quadriga.trainer.supervised.ranks import (
     validation_share,
     wait_for_all_ranks,
 )
-from quadriga.trainer.supervised.sample_rows import KEPT_EXAMPLES
 
 ENGINE_PART = "model"
 SAME_TASK = ("model.partial_pretrain", "model.from_config", "data.train_files")
