@@ -20,7 +20,7 @@ from quadriga.config.placement import placement_of
 from quadriga.config.run_name import name_problems
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
-from quadriga.config.typed import Problems
+from quadriga.config.typed import Problems, get_key
 from quadriga.config.vllm import report_vllm
 from quadriga.errors import ConfigError
 
@@ -262,12 +262,7 @@ SECTIONS = {
 
 def profiler_section(config: Any, role: str) -> Any | None:
     """The `profiler` of a role; None for one that has none."""
-    if role not in SECTIONS:
-        return None
-    node = config
-    for part in SECTIONS[role].split("."):
-        node = getattr(node, part)
-    return node.profiler
+    return get_key(config, SECTIONS[role]).profiler if role in SECTIONS else None
 
 
 def report_profiling(config: Any, roles: list[str], problems: Problems) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quadriga.config.host_memory import host_items, require_host_memory
 from quadriga.config.schema import Config
+from quadriga.config.typed import set_key
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
@@ -137,11 +138,7 @@ class LearningWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_key(self, key: str, value: Any) -> None:
         """Another value of a configuration key, from the next update on: the learning rate, the weight of a loss term."""
-        section, _, name = key.rpartition(".")
-        target: Any = self.config
-        for part in section.split("."):
-            target = getattr(target, part)
-        setattr(target, name, value)
+        set_key(self.config, key, value)
         schedule = self.engine.schedule
         if schedule is not None:
             schedule.move_to(schedule.step)  # its factor of this step, of the new learning rate
