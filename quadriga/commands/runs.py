@@ -11,6 +11,9 @@ from typing import Any
 
 from quadriga.dashboard.catalog import STATES, Catalog, Run
 from quadriga.errors import QuadrigaError, printable
+from quadriga.tracking.figures import in_words
+from quadriga.tracking.metric_names import describe, format_value
+from quadriga.tracking.run_state import sparkline
 
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 STATE_STYLES = {"running": "green", "stalled": "yellow", "finished": "blue", "interrupted": "dim", "failed": "red"}
@@ -104,9 +107,6 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from quadriga.tracking.figures import in_words
-    from quadriga.tracking.run_state import sparkline
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("run", "kind", "state", "step", "left", "course", "", "held-out", "updated"):
         table.add_column(heading, overflow="fold", no_wrap=heading not in ("run", "state"))
@@ -136,8 +136,6 @@ def _print_runs(rows: list[dict[str, Any]], now: float, several_roots: bool) -> 
 
 def _last_figures(runs: list[Run], metrics: Any, wanted: list[str] | None) -> dict[str, list[float | None]]:
     """Name → the newest value in each run, of those metrics that most say how a run went, or that were asked for."""
-    from quadriga.tracking.metric_names import describe
-
     newest = [{metric["name"]: metric["last"] for metric in metrics.names(run)} for run in runs]
     names = list(dict.fromkeys(name for figures in newest for name in figures))
     if wanted:
@@ -151,8 +149,6 @@ def _print_comparison(runs: list[Run], keys: list[dict[str, Any]], figures: dict
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from quadriga.tracking.metric_names import format_value
 
     console = Console(width=None if Console().is_terminal else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,8 +102,6 @@ def place(demands: Sequence[Demand], nodes: Sequence[Node], use_total: bool = Fa
             for resource, amount in demand.need.items():
                 have[resource] += amount
         return False
-
-    import sys
 
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, len(order) * 2 + 1000))

@@ -12,6 +12,10 @@ from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.config.schema_models import FSDPConfig
 from quadriga.controller.dispatch import Dispatch, register
+from quadriga.engine import TrainingEngine
+from quadriga.engine.sharding import is_sharded
+from quadriga.engine.weights import host_state_dict
+from quadriga.models.exact import check_family, check_gap
 from quadriga.protocol import DataProto
 from quadriga.rollout.interface import WeightsEcho
 from quadriga.workers.base import LearningWorker, named
@@ -38,9 +42,6 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
         """Load the model and, for the actor, make its optimiser and, unless that has its own pool, its rollout engine."""
-        from quadriga.engine import TrainingEngine
-        from quadriga.engine.sharding import is_sharded
-        from quadriga.models.exact import check_family
         from quadriga.models.load import load_policy
         from quadriga.models.outline import outline
 
@@ -141,8 +142,6 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:
         """`ppo_epochs` passes of mini-batches, one optimiser step each; then one step of the schedule."""
-        from quadriga.models.exact import check_gap
-
         actor = self.policy_config.actor
         limits = micro_batch_limits(actor, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
         parts = mini_batches(
@@ -185,7 +184,6 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     def checkpoint_parts(self) -> dict[str, Any]:
         """The engine's state, and on the first rank the policy as a Hugging Face folder."""
         from quadriga.checkpoint.huggingface import PART
-        from quadriga.engine.weights import host_state_dict
 
         weights = host_state_dict(self.engine.model)  # all ranks take part
         parts = super().checkpoint_parts()

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from quadriga.config.host_memory import host_items, require_host_memory
 from quadriga.config.schema import Config
 from quadriga.config.typed import set_key
@@ -71,7 +73,6 @@ class RunWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join(self) -> WorkerReport:
         """Get ready. Where the ranks have collectives, join them and prove it: every rank must hear of every other."""
-        import torch
         from transformers.utils import logging as transformers_logging
 
         from quadriga.models.exact import set_exact
@@ -102,7 +103,6 @@ class RunWorker(Worker):
 
     def _connect(self) -> str:
         """Join the collectives; returns what carries them."""
-        import torch
         import torch.distributed as dist
 
         self.init_process_group(self.config.actor_rollout_ref.nccl_timeout)
@@ -194,7 +194,6 @@ def named(metrics: dict[str, float], role: str) -> dict[str, float]:
 
 def warm_up() -> None:
     """Load the libraries, and touch the device."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (loaded when first named)
 
     import quadriga.engine

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.controller.dispatch import Dispatch, register
+from quadriga.engine import TrainingEngine
+from quadriga.engine.sharding import is_sharded
 from quadriga.protocol import DataProto
 from quadriga.workers.base import LearningWorker, named
 from quadriga.workers.losses import critic_loss
@@ -17,8 +19,6 @@ class CriticWorker(LearningWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
-        from quadriga.engine import TrainingEngine
-        from quadriga.engine.sharding import is_sharded
         from quadriga.models.load import load_value_model
 
         critic = self.config.critic

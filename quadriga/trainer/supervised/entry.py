@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from quadriga.accelerator import collectives, device_module
 from quadriga.config.command_line import compose_file, compose_from_arguments, quote, take_file
 from quadriga.config.devices import detect_local_device
@@ -227,7 +229,6 @@ def _end(ranks: list[subprocess.Popen[bytes]], grace_s: float) -> None:
 
 def _join_process_group(device_type: str, timeout_s: int) -> Any:
     """Join the other processes, if there are any; returns the device of this one."""
-    import torch
     import torch.distributed as dist
 
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

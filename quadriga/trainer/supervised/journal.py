@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rich.console import Console
+
 from quadriga.errors import RunStopped
 from quadriga.tracking import EventLog, Phases, RunDirectory, Timeline, Tracking
 from quadriga.tracking.console import LiveView
@@ -93,8 +95,6 @@ class Journal:
 
     def conclude(self, model: Path) -> None:
         """The summary of the finished run, on disk and on the console."""
-        from rich.console import Console
-
         from quadriga.tracking.summary import report
 
         report(self.directory, model, Console(quiet=not self._shows))

@@ -21,6 +21,7 @@ from quadriga.checkpoint.shards import expected_bytes, load_engine, save_engine
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.config.run_name import nothing_left, refuse_another_task
 from quadriga.config.schema_models import OptimConfig
+from quadriga.config.typed import changed_keys
 from quadriga.data.factory import pad_token_id
 from quadriga.data.loader import BatchLoader, file_order_batches
 from quadriga.data.sampler import ResumableSampler
@@ -262,8 +263,6 @@ class SupervisedTrainer:
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
         self._say(f"resumed after step {self.step} of {self.total_steps} from {path}")
-        from quadriga.config.typed import changed_keys
-
         if changed := changed_keys(state["config"], asdict(self.config)):
             self._say("with another configuration than before: " + ", ".join(changed))
         return False
