@@ -209,9 +209,6 @@ TIMING: dict[str, Metric] = {
     "timing_s/adv": Metric("advantages", "s", ".2f", "advantages"),
     "timing_s/update_critic": Metric("update of the critic", "s", ".2f", "update critic"),
     "timing_s/update_actor": Metric("update of the actor", "s", ".2f", "update actor"),
-    "timing_s/replace_rollout": Metric(
-        "a new rollout engine in place of one that died; absent otherwise", "s", ".2f", "new engine"
-    ),
     "timing_s/update_weights": Metric("new weights to the rollout engine", "s", ".2f", "weights"),
     "timing_s/testing": Metric("validation", "s", ".2f", "validation"),
     "timing_s/save_checkpoint": Metric(
@@ -260,6 +257,10 @@ PROGRESS: dict[str, Metric] = {
     "stream/engines_busy_s": Metric("engine time spent generating since the last step, over all engines", "s", ".2f"),
     "stream/engines_idle_s": Metric("engine time with nothing to generate since the last step", "s", ".2f"),
     **_statistics("episode/turns", "answers of the policy in an episode", "turns", ".2f", label="turns"),
+    "episode/contexts/mean": Metric(
+        "mean contexts of an episode; more than one where agents rewrite what stood before", "contexts", ".2f"
+    ),
+    "episode/contexts/max": Metric("most contexts of an episode", "contexts", ",.0f"),
     "episode/tool_calls/mean": Metric("tool calls of an episode", "calls", ".2f"),
     "episode/tool_errors/mean": Metric("of them, those that failed or could not be read", "calls", ".2f"),
     "episode/written_tokens/mean": Metric("tokens that the policy wrote in an episode", "tokens", ".1f"),
@@ -273,7 +274,7 @@ PROGRESS: dict[str, Metric] = {
     "episode/leaked_tasks": Metric("tasks that agents left running at the end of their episodes", "tasks", ",.0f"),
     "episode/failed": Metric("episodes whose agent raised, ended its process or blocked it", "share", ".1%"),
     "episode/finish/<reason>": Metric(
-        "episodes by how they ended: done; turns, tokens, time: a limit; error, crashed, stuck: failures",
+        "episodes by how they ended: done; turns, tokens, time, contexts: a limit; error, crashed, stuck: failures",
         "share",
         ".1%",
     ),
