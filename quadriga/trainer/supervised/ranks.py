@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from quadriga.engine.micro_batch import balance_over_ranks
+from quadriga.data.ragged import balance_over_ranks
 from quadriga.engine.sharding import rank, world_size
 from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
