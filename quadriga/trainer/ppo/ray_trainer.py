@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -65,6 +65,16 @@ from quadriga.trainer.ppo.teachers import Teachers
 from quadriga.trainer.ppo.validation import validation_metrics
 from quadriga.trainer.ppo.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from quadriga.checkpoint import Checkpoint, CheckpointStore
+    from quadriga.controller.group import WorkerGroup
+    from quadriga.controller.local_group import LocalResourcePoolManager
+    from quadriga.data.loader import Dataset
+    from quadriga.rewards.managers import BaseRewardManager
+    from quadriga.trainer.ppo.journal import Journal
+
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
 
@@ -89,17 +99,17 @@ class RayPPOTrainer:
     def __init__(
         self,
         config: Config,
-        tokenizer: Any,
-        role_worker_mapping: Mapping[Role, Any],
-        resource_pool_manager: Any,
-        ray_worker_group_cls: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        role_worker_mapping: Mapping[Role, type],
+        resource_pool_manager: ResourcePoolManager | LocalResourcePoolManager,
+        ray_worker_group_cls: type[WorkerGroup],
         *,
-        reward_fn: Any,
-        val_reward_fn: Any,
-        train_dataset: Any,
-        val_dataset: Any,
-        tracking: Any,
-        checkpoints: Any,
+        reward_fn: BaseRewardManager | None,
+        val_reward_fn: BaseRewardManager | None,
+        train_dataset: Dataset,
+        val_dataset: Dataset,
+        tracking: Journal,
+        checkpoints: CheckpointStore,
         restarts: Restarts | None = None,
         episodes: Episodes | None = None,
     ) -> None:
@@ -278,7 +288,12 @@ class RayPPOTrainer:
         return groups, epoch
 
     def scored_rows(
-        self, groups: list[Group], sampling: SamplingParams, reward_fn: Any, reward_model: Any, greedy: bool = False
+        self,
+        groups: list[Group],
+        sampling: SamplingParams,
+        reward_fn: BaseRewardManager | None,
+        reward_model: Any,
+        greedy: bool = False,
     ) -> DataProto:
         """Groups as rows, with `token_level_scores` and `score`: the reward function's, the reward model's, or their sum."""
         truncated = sampling.top_p < 1 or sampling.top_k > 0
@@ -500,7 +515,7 @@ class RayPPOTrainer:
             self.stream.drain()
             self.saver.start(self.step, self.state_dict(), self.stream.lots())
 
-    def resume(self, checkpoint: Any) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Go on after the step that `checkpoint` was written after. Keys that were changed since are said."""
         with self.watched("load_checkpoint"):
             self.crew.load(checkpoint)
