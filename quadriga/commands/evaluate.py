@@ -222,11 +222,11 @@ def _scored(
 
 def _with_result(line: dict[str, Any], handle: Future[Any]) -> dict[str, Any]:
     result = handle.result()
-    told = {
+    result_fields = {
         "score": result.score,
         "acc": 0.0 if result.failed else result.acc,
         "pred": result.pred,
         "outcome": result.outcome,
         "extra": result.extra,
     }
-    return {**line, **told, **({"error": result.error} if result.error else {})}
+    return {**line, **result_fields, **({"error": result.error} if result.error else {})}

@@ -45,7 +45,7 @@ class Figure:
 
 def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
     """Figures per data source. A sample has data_source, row, score, acc, pred, outcome, finish_reason, response_tokens."""
-    found = []
+    figures = []
     for source in dict.fromkeys(s["data_source"] for s in samples):
         own = sorted((s for s in samples if s["data_source"] == source), key=lambda s: (s["row"], s["sample"]))
         groups: dict[int, list[int]] = {}
@@ -69,8 +69,8 @@ def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
             is_share = _is_share(name) and all(0 <= value <= 1 for value in values)  # acc is whatever a scorer says
             interval = share_interval(values, per_prompt) if is_share else mean_interval(values)
             low, high = interval or (None, None)
-            found.append(Figure(source, name, sum(values) / len(values), low, high, len(values)))
-    return found
+            figures.append(Figure(source, name, sum(values) / len(values), low, high, len(values)))
+    return figures
 
 
 def _is_share(name: str) -> bool:

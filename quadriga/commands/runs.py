@@ -56,12 +56,12 @@ def compare(argv: Sequence[str]) -> int:
     ]
     figures = _last_figures(runs, metrics, options.metric)
     if options.json:
-        told = {
+        comparison = {
             "runs": [run.name for run in runs],
             "keys": {key["key"]: key["values"] for key in keys},
             "metrics": figures,
         }
-        print(_json(told, indent=1))
+        print(_json(comparison, indent=1))
         return 0
     _print_comparison(runs, keys, figures)
     return 0

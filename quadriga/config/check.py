@@ -95,7 +95,7 @@ def _parallel_update(config: Config, problems: Problems) -> None:
     sections: list[tuple[str, str, Any, str]] = [("actor_rollout", ACTOR, policy.actor, policy.model.path)]
     sections += [("ref", REF, policy.ref, policy.model.path)]
     sections += [("critic", "critic", config.critic, config.critic.model.path)]
-    told: set[tuple[str, int, int]] = set()
+    reported: set[tuple[str, int, int]] = set()
     for role, name, section, path in sections:
         if role not in placement.role_pool:
             continue
@@ -105,9 +105,9 @@ def _parallel_update(config: Config, problems: Problems) -> None:
             section.fsdp_config.fsdp_size,
         )
         facts = (path, sharing, copy)
-        if facts in told:  # the reference follows the actor
+        if facts in reported:  # the reference follows the actor
             continue
-        told.add(facts)
+        reported.add(facts)
         report_parallel(name, workers, sharing, copy, path, problems)
 
 

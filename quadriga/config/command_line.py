@@ -207,7 +207,7 @@ def parse_override(argument: str) -> tuple[str, Override | None]:
 
 def quote(text: str) -> str:
     """In Hydra's single quotes: a quote inside, and backslashes before a quote, are escaped."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 HYDRA_ONLY = ("hydra", "defaults")

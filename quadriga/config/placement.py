@@ -140,7 +140,7 @@ def _checked(placement: Placement) -> Placement:
     for pool in placement.pools:
         if not placement.roles_in(pool):
             raise ConfigError(
-                f"{KEY}: nobody lives in the pool {pool!r}",
+                f"{KEY}: no role is placed in the pool {pool!r}",
                 "remove it, map a role to it, or use trainer.placement=colocated (split needs a critic or a reward model)",
             )
     return placement

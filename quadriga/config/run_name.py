@@ -90,10 +90,10 @@ def nothing_left(checkpoint: Path, step: int, total_steps: int) -> str:
 
 
 def _at(values: dict[str, Any], key: str) -> Any:
-    found: Any = values
+    value: Any = values
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _places(value: Any) -> list[str]:

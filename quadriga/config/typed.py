@@ -77,14 +77,14 @@ class Key(NamedTuple):
 @cache
 def all_keys(cls: type, prefix: str = "") -> dict[str, Key]:
     """Every leaf key of the schema by its dotted name. A key of type dict is a leaf that holds free sub-keys."""
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for declared in fields(cls):
         hint, path = hints_of(cls)[declared.name], prefix + declared.name
         if is_dataclass(hint) and isinstance(hint, type):
-            found.update(all_keys(hint, path + "."))
+            keys.update(all_keys(hint, path + "."))
         else:
-            found[path] = Key(hint, spec_of(declared))
-    return found
+            keys[path] = Key(hint, spec_of(declared))
+    return keys
 
 
 @cache

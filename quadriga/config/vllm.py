@@ -41,12 +41,12 @@ def installed() -> Installed | None:
     """The vLLM of this Python environment, by its metadata."""
     for package in DISTRIBUTIONS:
         try:
-            found = importlib.metadata.distribution(package)
+            distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        wanted = [r for r in found.requires or () if r.split(";")[0].replace(" ", "").startswith("torch==")]
+        wanted = [r for r in distribution.requires or () if r.split(";")[0].replace(" ", "").startswith("torch==")]
         pinned = wanted[0].split(";")[0].replace(" ", "").removeprefix("torch==") if wanted else None
-        return Installed(package, found.version, pinned)
+        return Installed(package, distribution.version, pinned)
     return None
 
 
@@ -77,16 +77,16 @@ def problem(vllm: Installed | None, torch_version: str, env: Mapping[str, str]) 
 
 def require_usable() -> Installed:
     """The vLLM of this environment; ConfigError if it cannot be used. Reads metadata alone, so it takes no time."""
-    found = installed()
-    if wrong := problem(found, importlib.metadata.version("torch"), os.environ):
+    vllm = installed()
+    if wrong := problem(vllm, importlib.metadata.version("torch"), os.environ):
         raise ConfigError(f"actor_rollout_ref.rollout.name=vllm: {wrong[0]}", wrong[1])
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "actor_rollout_ref.rollout.name=vllm: vLLM's metadata is there, but no module vllm",
             "install it again: pip install --force-reinstall --no-deps 'quadriga[vllm]'",
         )
-    assert found is not None
-    return found
+    assert vllm is not None
+    return vllm
 
 
 ROLLOUT = "actor_rollout_ref.rollout"

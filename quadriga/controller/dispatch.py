@@ -108,12 +108,12 @@ def register(
 
 def registered_methods(cls: type) -> dict[str, Registration]:
     """The methods of `cls` that a group offers."""
-    found = {}
+    methods = {}
     for name in dir(cls):
         registration = getattr(getattr(cls, name, None), MARK, None)
         if isinstance(registration, Registration):
-            found[name] = registration
-    return found
+            methods[name] = registration
+    return methods
 
 
 def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> ModeName:

@@ -130,9 +130,9 @@ def reserve_nodes(
     last_said = start
     while True:
         nodes = cluster_nodes()
-        found = place(demands, nodes)
-        if found is not None:
-            return found
+        placed = place(demands, nodes)
+        if placed is not None:
+            return placed
         patience = wait_s if place(demands, nodes, use_total=True) is None else max(wait_s, settle_s)
         waited = time.monotonic() - start
         if waited >= patience:

@@ -61,10 +61,10 @@ def generation_end_tokens(path: str, tokenizer: Any) -> list[int]:
 
     source = resolve_model_path(path)
     try:
-        told = GenerationConfig.from_pretrained(source)
+        generation_config = GenerationConfig.from_pretrained(source)
     except OSError:  # it has none
-        told = None
-    return end_token_ids(SimpleNamespace(generation_config=told), tokenizer)  # type: ignore[arg-type]
+        generation_config = None
+    return end_token_ids(SimpleNamespace(generation_config=generation_config), tokenizer)  # type: ignore[arg-type]
 
 
 def model_vocabulary(path: str, trust_remote_code: bool) -> int:

@@ -71,16 +71,16 @@ def supervised_problems_here(config: Any) -> Iterator[tuple[str, str]]:
 
 def _problems_of(*checks: Callable[[], None]) -> Iterable[tuple[str, str]]:
     """What each of them raises, once."""
-    found: dict[tuple[str, str], None] = {}
+    problems: dict[tuple[str, str], None] = {}
     for check in checks:
         try:
             check()
         except QuadrigaError as error:
-            found[error.what, error.fix] = None
+            problems[error.what, error.fix] = None
         except OSError as error:
             name = error.filename or "a file that this run needs"
-            found[f"{name} cannot be read: {error.strerror or error}", "check who may read it, and its disk"] = None
-    return found
+            problems[f"{name} cannot be read: {error.strerror or error}", "check who may read it, and its disk"] = None
+    return problems
 
 
 def _files(files: str | list[str]) -> None:

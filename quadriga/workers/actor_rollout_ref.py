@@ -119,10 +119,10 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         rollout = self.policy_config.rollout
         limits = micro_batch_limits(rollout, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
         squares = need_sum_pi_squared(self.config)
-        told = self.engine.token_statistics(data, rollout.temperature, with_sum_pi_squared=squares, **limits)
-        columns = {"old_log_probs": told["log_probs"]}
+        statistics = self.engine.token_statistics(data, rollout.temperature, with_sum_pi_squared=squares, **limits)
+        columns = {"old_log_probs": statistics["log_probs"]}
         if squares:
-            columns["sum_pi_squared"] = told["sum_pi_squared"]
+            columns["sum_pi_squared"] = statistics["sum_pi_squared"]
         return DataProto.from_dict(tensors=columns)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -151,7 +151,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
             actor.shuffle,
             self.config.data.seed + data.meta_info["step"],
         )
-        meta, told = data.meta_info, []
+        meta, by_update = data.meta_info, []
         loss_fn = actor_loss(
             actor,
             max_response_length=self.config.data.max_response_length,
@@ -168,15 +168,15 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
             figures = self.engine.train_mini_batch(
                 part, loss_fn, temperature=temperature, with_entropy=True, other_ids=top_ids, **limits
             )
-            told.append(figures | seen)
+            by_update.append(figures | seen)
         self.engine.end_step()
-        for later in told[1:]:  # they meet weights that have moved since: no gap of the rollout
+        for later in by_update[1:]:  # they meet weights that have moved since: no gap of the rollout
             later.pop("rollout/logprob_diff_mean", None)
             later.pop("rollout/logprob_diff_max", None)
         if self.config.async_training.staleness == 0:
             # The first mini-batch meets the weights that generated it.
-            check_gap(told[0].get("rollout/logprob_diff_mean"))
-        figures = mean_of(told)
+            check_gap(by_update[0].get("rollout/logprob_diff_mean"))
+        figures = mean_of(by_update)
         if actor.use_kl_loss:
             figures["kl_coef"] = actor.kl_loss_coef
         return DataProto(meta_info={"metrics": named(figures, "actor")})

@@ -50,9 +50,9 @@ class CriticWorker(LearningWorker):
         loss_fn = critic_loss(
             critic, self.config.actor_rollout_ref.actor.loss_scale_factor or self.config.data.max_response_length
         )
-        told = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
+        by_update = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
         self.engine.end_step()
-        return DataProto(meta_info={"metrics": named(mean_of(told), "critic")})
+        return DataProto(meta_info={"metrics": named(mean_of(by_update), "critic")})
 
     def _limits(self) -> dict[str, Any]:
         return micro_batch_limits(self.config.critic, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")

@@ -115,8 +115,8 @@ def judge_packages(count: int, unmet: list[Unmet]) -> list[Finding]:
     findings = []
     for problem in unmet:
         direct = problem.needed_by == "quadriga"
-        found = f"{problem.found} is installed" if problem.found else "it is not installed"
-        what = f"{problem.needed_by} needs {problem.requirement}, but {found}"
+        version = f"{problem.found} is installed" if problem.found else "it is not installed"
+        what = f"{problem.needed_by} needs {problem.requirement}, but {version}"
         findings.append(Finding("packages", "fail" if direct else "warn", what, f'pip install "{problem.requirement}"'))
     return findings or [Finding("packages", "ok", f"{count} packages, all requirements hold")]
 

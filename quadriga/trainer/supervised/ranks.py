@@ -56,11 +56,11 @@ def together(work: Callable[[], T]) -> T:
             raise
         problem = error
     if world_size() > 1:
-        told: list[str | None] = [None] * world_size()
-        dist.all_gather_object(told, None if problem is None else str(problem))
-        if problem is not None and told.index(str(problem)) == rank():
+        problems: list[str | None] = [None] * world_size()
+        dist.all_gather_object(problems, None if problem is None else str(problem))
+        if problem is not None and problems.index(str(problem)) == rank():
             raise problem
-        if any(told):
+        if any(problems):
             sys.exit(1)
     return result  # type: ignore[return-value]
 

@@ -245,8 +245,8 @@ class SupervisedTrainer:
     def resume(self) -> bool:
         """Go on after the step of the checkpoint that `trainer.resume_mode` chooses, if there is one. True: it was the last."""
         trainer = self.config.trainer
-        found = self.store.find(trainer.resume_mode, trainer.resume_from_path) if rank() == 0 else None
-        path = same_on_all_ranks(None if found is None else str(found.path))
+        newest = self.store.find(trainer.resume_mode, trainer.resume_from_path) if rank() == 0 else None
+        path = same_on_all_ranks(None if newest is None else str(newest.path))
         if path is None:
             return False
         checkpoint = Checkpoint(Path(path))
