@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from quadriga.config.algorithm_check import report_algorithm
@@ -28,12 +27,8 @@ LOWEST_TEMPERATURE = 0.01
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
 
-def check(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
-    """Note every value without effect and every impossible combination.
-
-    Args:
-        set_by_user: dotted keys with another value than the one they would have by themselves.
-    """
+def check(config: Config, problems: Problems) -> None:
+    """Note every impossible combination."""
     try:
         placement_of(config)
         check_distillation(config)
@@ -48,7 +43,7 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
     _sampling(config, problems)
     report_vllm(config, problems)
     _optimisers(config, problems)
-    _rewards(config, set_by_user, problems)
+    _rewards(config, problems)
     _episodes(config, problems)
     _run(config, problems)
     report_exactness(config, problems)
@@ -193,7 +188,7 @@ def _optimisers(config: Config, problems: Problems) -> None:
             )
 
 
-def _rewards(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
+def _rewards(config: Config, problems: Problems) -> None:
     if isinstance(config.reward.on_error, str) and config.reward.on_error != "stop":
         problems.add(
             f"reward.on_error={config.reward.on_error!r} must be a number or 'stop'",

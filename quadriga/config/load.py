@@ -95,7 +95,7 @@ def find_problems(
     of_the_whole = Problems()
     report_values_without_effect(config, set_by_user, of_the_whole)
     if schema is Config:
-        check(config, set_by_user, of_the_whole)
+        check(config, of_the_whole)
     else:
         check_supervised(config, of_the_whole)
     problems.add_all(of_the_whole)
