@@ -9,9 +9,11 @@ from quadriga.config.batch_arithmetic import report_batch_sizes
 from quadriga.config.distillation import check_distillation
 from quadriga.config.exactness import report_exactness
 from quadriga.config.needs import (
+    SECTIONS_OF_ROLES,
     need_critic,
     need_reference_policy,
     need_reward_model,
+    profiler_section,
     uses_token_budget,
 )
 from quadriga.config.parallel import SEQUENCE_KEY, report_experts, report_parallel, report_tensor_parallel
@@ -19,7 +21,7 @@ from quadriga.config.placement import placement_of
 from quadriga.config.run_name import name_problems
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
-from quadriga.config.typed import Problems, get_key
+from quadriga.config.typed import Problems
 from quadriga.config.vllm import report_vllm
 from quadriga.errors import ConfigError
 
@@ -245,21 +247,6 @@ def _run(config: Config, problems: Problems) -> None:
         )
 
 
-SECTIONS = {
-    "actor_rollout": "actor_rollout_ref.actor",
-    "ref": "actor_rollout_ref.ref",
-    "critic": "critic",
-    "rm": "reward_model",
-    "teacher": "distillation",
-}
-"""Role → the section that has its `profiler`."""
-
-
-def profiler_section(config: Any, role: str) -> Any | None:
-    """The `profiler` of a role; None for one that has none."""
-    return get_key(config, SECTIONS[role]).profiler if role in SECTIONS else None
-
-
 def report_profiling(config: Any, roles: list[str], problems: Problems) -> None:
     """Note a profile that nobody would write."""
     profiler = config.global_profiler
@@ -272,7 +259,7 @@ def report_profiling(config: Any, roles: list[str], problems: Problems) -> None:
         )
     sections = [profiler_section(config, role) for role in roles]
     if not any(section is not None and section.enable and (section.all_ranks or section.ranks) for section in sections):
-        keys = ", ".join(f"{SECTIONS[role]}.profiler.enable" for role in roles if role in SECTIONS)
+        keys = ", ".join(f"{SECTIONS_OF_ROLES[role]}.profiler.enable" for role in roles if role in SECTIONS_OF_ROLES)
         problems.add(
             f"global_profiler.tool={profiler.tool}, but no role of this run is to be profiled",
             f"set one of {keys} to True",
