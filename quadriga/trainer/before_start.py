@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quadriga.config.devices import detect_local_device
 from quadriga.config.host_memory import host_items, require_host_memory
@@ -23,7 +23,9 @@ from quadriga.config.supervised_schema import SFTConfig
 from quadriga.errors import ConfigError, DataError, QuadrigaError, ResourceError, refuse_hidden_packages
 from quadriga.host import usable_memory
 from quadriga.tracking.sinks import sink_problems
-from quadriga.workers.base import WorkerReport
+
+if TYPE_CHECKING:
+    from quadriga.workers.base import WorkerReport  # brings torch, which the driver does without
 
 SURELY_TOO_MUCH = 1.15
 """Of the memory of a machine with CPUs: by so much the estimate may err."""

@@ -18,6 +18,7 @@ from quadriga.algorithms.entropy import EntropyController
 from quadriga.algorithms.shaping import pf_ppo_rows
 from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import correction_of, need_reference_policy, need_sum_pi_squared
+from quadriga.config.placement import Role
 from quadriga.config.schema import Config
 from quadriga.config.typed import changed_keys
 from quadriga.controller import object_store
@@ -31,7 +32,7 @@ from quadriga.protocol.columns import object_array
 from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.router import Router
 from quadriga.trainer.ppo.contexts import further_contexts, one_row_each, with_all_contexts, without_filling
-from quadriga.trainer.ppo.crew import Crew, Role
+from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.episodes import Episodes
 from quadriga.trainer.ppo.groups import Group, KeptGroups, batch_of, episode_figures
 from quadriga.trainer.ppo.journal import KEPT_SAMPLES
