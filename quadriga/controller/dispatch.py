@@ -190,7 +190,7 @@ def _as_it_is(answer: Any) -> Any:
 
 def _one_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     def everywhere(value: Any) -> list[Any]:
-        return [group.share(value)] * group.world_size
+        return [group.share(value)] * group.world_size  # stored once, however many ranks read it
 
     return tuple(map(everywhere, args)), {k: everywhere(v) for k, v in kwargs.items()}
 
@@ -243,6 +243,8 @@ def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
     padding = 0
     for value in values:
         if isinstance(value, DataProto):
+            # Ranks compute in collectives, so each must have as many rows as the others. Repeated rows do no harm where
+            # rows do not meet; what must count each row once (an update) is given numbers that divide.
             padded, padding = pad_dataproto_to_divisor(value, parts)
             chunked.append(padded.chunk(parts))
         elif isinstance(value, DataProtoFuture):
@@ -285,7 +287,7 @@ def _dispatch_mesh(mesh_name: str, group: WorkerGroup, *args: Any, **kwargs: Any
     chunked, padding = _chunk_all(max(dp_ranks) + 1, [*args, *kwargs.values()])
 
     def per_rank(chunks: list[Any]) -> list[Any]:
-        once = [group.share(chunk) for chunk in chunks]
+        once = [group.share(chunk) for chunk in chunks]  # several ranks get the same chunk
         return [once[dp_rank] for dp_rank in dp_ranks]
 
     spread = [per_rank(chunks) for chunks in chunked]
