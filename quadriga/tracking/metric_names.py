@@ -260,7 +260,7 @@ PROGRESS: dict[str, Metric] = {
     "episode/contexts/mean": Metric(
         "mean contexts of an episode; more than one where agents rewrite what stood before", "contexts", ".2f"
     ),
-    "episode/contexts/max": Metric("most contexts of an episode", "contexts", ",.0f"),
+    "episode/contexts/max": Metric("most contexts of an episode", "contexts", ".0f"),
     "episode/tool_calls/mean": Metric("tool calls of an episode", "calls", ".2f"),
     "episode/tool_errors/mean": Metric("of them, those that failed or could not be read", "calls", ".2f"),
     "episode/written_tokens/mean": Metric("tokens that the policy wrote in an episode", "tokens", ".1f"),
