@@ -18,7 +18,7 @@ import time
 import torch
 import transformers
 
-from quadriga.algorithms import compute_policy_loss, entropy_loss
+from quadriga.algorithms import compute_policy_loss, entropy_bonus
 from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import BatchCounts, TrainingEngine
 from quadriga.models.attention import register_packed_attention
@@ -65,7 +65,7 @@ def loss_fn(outputs, micro, counts):
     loss, metrics = compute_policy_loss(
         "vanilla", log_prob=outputs["log_probs"], old_log_prob=old, advantages=micro["advantages"], **shared
     )
-    return loss, metrics | entropy_loss(entropy=outputs["entropy"], **shared)[1]
+    return loss, metrics | entropy_bonus(entropy=outputs["entropy"], **shared)[1]
 
 
 class PlainUpdate:

@@ -169,12 +169,12 @@ def import_named(place: str, attribute: str, key: str) -> Any:
     Raises:
         ConfigError: no such file or module, or nothing of that name in it. What the code itself raises comes as it is.
     """
-    found = import_place(place, key)
+    value = import_place(place, key)
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ConfigError(f"{key}: {place} has no {attribute!r}.", "define it there, or correct the name")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def import_place(place: str, key: str) -> ModuleType:

@@ -29,6 +29,7 @@ NEIGHBOURS = {
     ("agents", "rollout"),
     ("agents", "rewards"),
     ("agents", "data"),
+    ("data", "rewards"),  # the truth is taken out of a solution as a scorer takes out an answer
     ("commands", "dashboard"),
     ("commands", "compat"),
 }

@@ -19,7 +19,7 @@ from quadriga.algorithms.aggregate import (
     Aggregation,
     count_tokens_and_sequences,
     default_agg_mode,
-    entropy_loss,
+    entropy_bonus,
 )
 from quadriga.algorithms.correction import (
     RolloutCorrection,
@@ -68,7 +68,7 @@ __all__ = [
     "default_agg_mode",
     "dpo_loss",
     "effective_sample_size",
-    "entropy_loss",
+    "entropy_bonus",
     "get_adv_estimator",
     "get_policy_loss",
     "group_ids_from_uids",

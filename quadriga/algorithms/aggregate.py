@@ -119,7 +119,7 @@ def count_tokens_and_sequences(mask: Tensor) -> tuple[int, int]:
     return int(counts.sum()), int(counts.count_nonzero())
 
 
-def entropy_loss(*, entropy: Tensor, response_mask: Tensor, loss_agg: Aggregation) -> tuple[Tensor, dict[str, Tensor]]:
+def entropy_bonus(*, entropy: Tensor, response_mask: Tensor, loss_agg: Aggregation) -> tuple[Tensor, dict[str, Tensor]]:
     """The aggregated entropy H of `entropy[B, T]`; the policy loss becomes L − `actor.entropy_coeff` · H.
 
     Returns the share of these rows in H, with gradient, and `actor/entropy`, the mean over tokens.

@@ -9,6 +9,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from quadriga.checkpoint.checkpoint import Checkpoint
 from quadriga.checkpoint.disk import readable_disk_errors, require_room, sync, sync_tree
 from quadriga.checkpoint.huggingface import PART, load_exported
@@ -106,7 +108,6 @@ def require_free(target: Path, overwrite: bool) -> None:
 
 def _convert(folder: Path, dtype: str) -> None:
     """All floating-point weights in `folder` to `dtype`, file by file."""
-    import torch
     from safetensors.torch import load_file, save_file
 
     wanted = getattr(torch, dtype)

@@ -151,13 +151,13 @@ def _own_digest(content: dict[str, Any]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"quadriga": __version__, "python": platform.python_version()}
+    versions = {"quadriga": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 INDEX = "engine.json"
@@ -172,11 +172,11 @@ def shard_name(rank: int, part: int) -> str:
 
 def shard_paths(folder: Path) -> dict[int, list[Path]]:
     """Rank → its files."""
-    found: dict[int, list[Path]] = {}
+    paths: dict[int, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if match := _SHARD.fullmatch(path.name):
-            found.setdefault(int(match[1]), []).append(path)
-    return found
+            paths.setdefault(int(match[1]), []).append(path)
+    return paths
 
 
 def read_index(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
@@ -201,7 +202,6 @@ def _groups(pieces: list[Piece]) -> Iterator[list[Piece]]:
 
 
 def _write(path: Path, pieces: list[Piece], is_copy: bool) -> None:
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     places = {piece.name: {OFFSETS: piece.offsets} for piece in pieces}

@@ -197,11 +197,11 @@ class CheckpointStore:
             self.recover()
         except OSError as error:
             _LOG.warning("what a dead process left in %s cannot be tidied up: %s", self.folder, error)
-        found = _newest_good(self.folder)
-        if found is None and (verls := _newest_of_verl(self.folder.parent)) is not None:
+        newest = _newest_good(self.folder)
+        if newest is None and (verls := _newest_of_verl(self.folder.parent)) is not None:
             refusal = _not_ours(verls)
             raise CheckpointError(refusal.what, f"{refusal.fix}; trainer.resume_mode=disable begins anew beside it")
-        return found
+        return newest
 
     def checkpoints(self) -> list[Checkpoint]:
         """Those with a readable manifest, the newest first. Their other files are not looked at."""
@@ -238,10 +238,10 @@ class CheckpointStore:
     def _restore(self, path: Path) -> None:
         """Give a complete checkpoint its name, if the process died when the name was free."""
         with suppress(CheckpointError):
-            found = Checkpoint(path)
-            final = self.folder / f"global_step_{found.step}"
+            checkpoint = Checkpoint(path)
+            final = self.folder / f"global_step_{checkpoint.step}"
             if not final.exists():
-                found.verify()
+                checkpoint.verify()
                 os.rename(path, final)
                 sync(self.folder)
                 self._move_latest()
@@ -261,8 +261,8 @@ def locate(path: str | os.PathLike[str]) -> Checkpoint:
         if _is_verls(folder):
             raise _not_ours(folder)
         for inner in (folder, folder / "checkpoints"):
-            if (found := _newest_good(inner)) is not None:
-                return found
+            if (newest := _newest_good(inner)) is not None:
+                return newest
     checkpoint = Checkpoint(folder)
     checkpoint.verify()
     return checkpoint
@@ -314,11 +314,11 @@ def _newest_good(folder: Path) -> Checkpoint | None:
 
 def _sorted_folders(folder: Path) -> list[tuple[Checkpoint | None, CheckpointError | None]]:
     """Every `global_step_N` in `folder`: those whose manifest cannot be read first, the others from the newest on."""
-    found: list[tuple[Checkpoint | None, CheckpointError | None]] = []
+    folders: list[tuple[Checkpoint | None, CheckpointError | None]] = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if _NAME.fullmatch(path.name) and path.is_dir():
             try:
-                found.append((Checkpoint(path), None))
+                folders.append((Checkpoint(path), None))
             except CheckpointError as error:
-                found.append((None, error))
-    return sorted(found, key=lambda pair: -pair[0].manifest.serial if pair[0] is not None else -float("inf"))
+                folders.append((None, error))
+    return sorted(folders, key=lambda pair: -pair[0].manifest.serial if pair[0] is not None else -float("inf"))

@@ -82,18 +82,18 @@ def _key_words(schema: type) -> list[str]:
 
 
 def _parser_words(parser: argparse.ArgumentParser) -> list[str]:
-    found: dict[str, None] = {}
+    words: dict[str, None] = {}
     for action in parser._actions:
-        found.update(dict.fromkeys(flag for flag in action.option_strings if flag.startswith("--")))
+        words.update(dict.fromkeys(flag for flag in action.option_strings if flag.startswith("--")))
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
-                found[name] = None
-                found.update(dict.fromkeys(_parser_words(inner)))
-    return list(found)
+                words[name] = None
+                words.update(dict.fromkeys(_parser_words(inner)))
+    return list(words)
 
 
 def _bash(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f'        {name}) words="{" ".join(found)}" ;;' for name, found in words.items())
+    cases = "\n".join(f'        {name}) words="{" ".join(choices)}" ;;' for name, choices in words.items())
     return f"""\
 _quadriga() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" words
@@ -121,7 +121,7 @@ complete -o default -F _quadriga quadriga
 
 def _zsh(words: dict[str, list[str]]) -> str:
     commands = "\n".join(f"        '{name}:{_quoted(COMMANDS[name][1])}'" for name in words)
-    cases = "\n".join(f"        {name}) found=({' '.join(found)}) ;;" for name, found in words.items())
+    cases = "\n".join(f"        {name}) found=({' '.join(choices)}) ;;" for name, choices in words.items())
     return f"""\
 #compdef quadriga
 _quadriga() {{
@@ -151,10 +151,10 @@ compdef _quadriga quadriga
 
 def _fish(words: dict[str, list[str]]) -> str:
     lines = []
-    for name, found in words.items():
+    for name, choices in words.items():
         text = _quoted(COMMANDS[name][1])
         lines.append(f"complete -c quadriga -n __fish_use_subcommand -f -a {name} -d '{text}'")
-        for word in found:
+        for word in choices:
             lines.append(f"complete -c quadriga -n '__fish_seen_subcommand_from {name}' -a '{word}'")
     return "\n".join(lines) + "\n"
 

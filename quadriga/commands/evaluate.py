@@ -17,7 +17,7 @@ from quadriga.errors import ConfigError, DataError
 from quadriga.rollout.interface import Completion, Request
 
 if TYPE_CHECKING:
-    from quadriga.commands.evaluation_record import EvaluationRecord
+    from quadriga.commands.evaluation_figures import EvaluationRecord
 
 NO_LIMIT = 1 << 30
 
@@ -96,7 +96,7 @@ def _recorded(options: argparse.Namespace, total: int) -> Iterator[EvaluationRec
     if not options.run_dir:
         yield None
         return
-    from quadriga.commands.evaluation_record import EvaluationRecord
+    from quadriga.commands.evaluation_figures import EvaluationRecord
 
     with EvaluationRecord(Path(options.run_dir), vars(options), total) as record:
         yield record
@@ -222,11 +222,11 @@ def _scored(
 
 def _with_result(line: dict[str, Any], handle: Future[Any]) -> dict[str, Any]:
     result = handle.result()
-    told = {
+    result_fields = {
         "score": result.score,
         "acc": 0.0 if result.failed else result.acc,
         "pred": result.pred,
         "outcome": result.outcome,
         "extra": result.extra,
     }
-    return {**line, **told, **({"error": result.error} if result.error else {})}
+    return {**line, **result_fields, **({"error": result.error} if result.error else {})}

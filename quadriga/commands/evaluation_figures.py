@@ -1,4 +1,4 @@
-"""From scored samples to figures with 95 % confidence intervals, and to a table of them.
+"""From scored samples to figures with 95 % confidence intervals, to a table of them, and to a run directory.
 
 Prompts are the independent draws; samples of one prompt are not. So an interval is over one value a prompt.
 """
@@ -6,10 +6,17 @@ Prompts are the independent draws; samples of one prompt are not. So an interval
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from quadriga.dashboard.files import read_json
+from quadriga.errors import ConfigError
+from quadriga.tracking import RunDirectory
+from quadriga.tracking.run_record import RunRecord
 from quadriga.trainer.ppo.validation import prompt_values
 
 Z = 1.959964
@@ -38,7 +45,7 @@ class Figure:
 
 def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
     """Figures per data source. A sample has data_source, row, score, acc, pred, outcome, finish_reason, response_tokens."""
-    found = []
+    figures = []
     for source in dict.fromkeys(s["data_source"] for s in samples):
         own = sorted((s for s in samples if s["data_source"] == source), key=lambda s: (s["row"], s["sample"]))
         groups: dict[int, list[int]] = {}
@@ -62,8 +69,8 @@ def figures_of(samples: Sequence[dict[str, Any]], n: int) -> list[Figure]:
             is_share = _is_share(name) and all(0 <= value <= 1 for value in values)  # acc is whatever a scorer says
             interval = share_interval(values, per_prompt) if is_share else mean_interval(values)
             low, high = interval or (None, None)
-            found.append(Figure(source, name, sum(values) / len(values), low, high, len(values)))
-    return found
+            figures.append(Figure(source, name, sum(values) / len(values), low, high, len(values)))
+    return figures
 
 
 def _is_share(name: str) -> bool:
@@ -112,3 +119,61 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     mean = sum(values) / n
     half = Z * math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean - half, mean + half
+
+
+STEP = 0
+"""Nothing is trained: all samples and figures are of this step. The progress that is told counts samples instead."""
+
+
+class EvaluationRecord:
+    """Writes samples as they come, and figures at the end. A context manager around all of it: what ends it is recorded.
+
+    Args:
+        folder: the run directory; what an earlier evaluation left there is moved aside.
+        options: what the command was given.
+        total: samples that are to come.
+
+    Raises:
+        ConfigError: the folder is that of another kind of run.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any], total: int) -> None:
+        kind = (read_json(folder, "status.json") or {}).get("kind", "eval")
+        if kind != "eval" or any(folder.glob("checkpoints/global_step_*")):
+            raise ConfigError(
+                f"--run-dir {folder} is the folder of a {kind if kind != 'eval' else 'training'} run",
+                "give the evaluation a folder of its own",
+            )
+        self._directory = RunDirectory(folder)
+        self._directory.begin()
+        self._directory.write_config(options)
+        about = {"kind": "eval", "changed": {"model": options["model"], "data": options["data"]}}
+        self._record = RunRecord(folder, about)
+        self._total, self._done = total, 0
+
+    def __enter__(self) -> EvaluationRecord:
+        self._tell("start", total_steps=self._total, start_step=0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        status = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._tell("end", status=status, error="" if error is None else f"{type(error).__name__}: {error}")
+        self._record.close()
+        self._directory.close()
+
+    def add(self, sample: dict[str, Any]) -> None:
+        """One more sample has its score."""
+        self._directory.append_sample(STEP, sample, "val")
+        self._done += 1
+        self._tell("step", step=self._done, metrics={})
+
+    def conclude(self, figures: Sequence[Figure]) -> None:
+        """All of them have."""
+        values = {f"val/{figure.data_source}/{figure.name}": figure.value for figure in figures}
+        self._directory.append_metrics(STEP, values)
+        accuracies = [figure for figure in figures if figure.name.startswith("acc/mean@")]
+        self._record.tell(intervals={f.data_source: [f.low, f.high] for f in accuracies if f.low is not None})
+        self._tell("step", step=self._done, metrics=values)
+
+    def _tell(self, kind: str, **payload: Any) -> None:
+        self._record.take({"kind": kind, "time": time.time(), **payload})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import torch
+
 from quadriga.accelerator import use
 from quadriga.errors import ConfigError
-from quadriga.rollout.interface import SamplingParams
+from quadriga.rollout.interface import SamplingParams, create_engine
 
 MODEL_HELP = "Hugging Face name or folder, a checkpoint or run directory of Quadriga, or builtin:arithmetic"
 
@@ -61,12 +63,10 @@ def open_engine(options: argparse.Namespace, path: str, tokenizer: Any, max_mode
 
     `max_model_len`: of the longest prompt and response together; None: what the model was made for.
     """
-    import torch
     from transformers.utils import logging as transformers_logging
 
     from quadriga.config.schema_models import ModelConfig
     from quadriga.models.load import end_token_ids, load_policy
-    from quadriga.rollout.interface import create_engine
 
     transformers_logging.disable_progress_bar()
     if options.device:
@@ -87,7 +87,5 @@ def open_engine(options: argparse.Namespace, path: str, tokenizer: Any, max_mode
 
 
 def _default_device() -> str:
-    import torch
-
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator.type if accelerator is not None else "cpu"

@@ -130,14 +130,14 @@ def help_text(command: str) -> str:
     """The whole text; keys with default and meaning from the schema, so that it cannot be out of date."""
     from quadriga.config.typed import all_keys, default_of
 
-    found, schema = HELPS[command], _schema(command)
-    keys = {path: f"{path}={_shown(default_of(schema, path))}" for path in found.keys}
+    entry, schema = HELPS[command], _schema(command)
+    keys = {path: f"{path}={_shown(default_of(schema, path))}" for path in entry.keys}
     width = min(60, max(map(len, keys.values())))
-    lines = [f"usage: quadriga {command} key=value …", "", found.about, "", "examples:"]
-    lines += [f"  {example}" for example in found.examples]
+    lines = [f"usage: quadriga {command} key=value …", "", entry.about, "", "examples:"]
+    lines += [f"  {example}" for example in entry.examples]
     lines += ["", "keys that most runs set, with their defaults:"]
     lines += [f"  {text:<{width}}  {all_keys(schema)[path].spec.doc}" for path, text in keys.items()]
-    lines += ["", f"All {len(all_keys(schema))} keys: quadriga/trainer/config/{found.file}.", found.more]
+    lines += ["", f"All {len(all_keys(schema))} keys: quadriga/trainer/config/{entry.file}.", entry.more]
     return "\n".join([*lines, "--debug shows the stack of an error."])
 
 

@@ -82,13 +82,13 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield f"[bold green]fits[/] {size}: a worker needs {needs}"
     else:
         yield f"[bold red]does not fit[/] {size}: a worker needs {needs}"
-        found = plan.savings
-        if found.keys:
-            then = f"{format_bytes(found.peak[1])} in the phase '{found.peak[0]}'"
-            outcome = f"with them it fits: {then}" if found.fits else f"even with them it needs {then}"
-            yield "these keys help: " + escape(" ".join(found.keys)) + f"; {outcome}"
-        if found.nodes:
-            yield f"with trainer.nnodes={found.nodes} it fits without them"
+        savings = plan.savings
+        if savings.keys:
+            then = f"{format_bytes(savings.peak[1])} in the phase '{savings.peak[0]}'"
+            outcome = f"with them it fits: {then}" if savings.fits else f"even with them it needs {then}"
+            yield "these keys help: " + escape(" ".join(savings.keys)) + f"; {outcome}"
+        if savings.nodes:
+            yield f"with trainer.nnodes={savings.nodes} it fits without them"
 
 
 def _table(title: str, *columns: str) -> Table:

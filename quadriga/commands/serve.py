@@ -13,8 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from quadriga.commands.generation_flags import MODEL_HELP, add_engine_flags, open_engine
 from quadriga.errors import ConfigError, WorkerError
+from quadriga.rollout.interface import SamplingParams
 
 PORT = 8000
 KEY_VARIABLE = "QUADRIGA_API_KEY"
@@ -27,7 +30,6 @@ def main(argv: Sequence[str]) -> int:
     from quadriga.agents.endpoint.server import LOOPBACK, listen
     from quadriga.agents.tool_formats import tool_format
     from quadriga.checkpoint.huggingface import model_path
-    from quadriga.rollout.interface import SamplingParams
 
     key = _key(options.api_key)
     if options.host not in LOOPBACK and key is None:
@@ -122,8 +124,6 @@ def _key(given: str | None) -> str | None:
 
 def _use(device: Any) -> None:
     if device.type != "cpu":
-        import torch
-
         torch.accelerator.set_device_index(device.index or 0)
 
 

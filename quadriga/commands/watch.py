@@ -90,7 +90,7 @@ class Follower:
 
     def _lines(self, name: str, most: int, *kinds: str) -> list[Event]:
         """New lines, of these kinds; of a file that was not read before, at most so many of the newest."""
-        found: deque[Event] = deque()
+        lines: deque[Event] = deque()
         try:
             with open_inside(self._run.path, name) as file:
                 about = os.fstat(file.fileno())
@@ -99,19 +99,19 @@ class Follower:
                 if (
                     about.st_ino != known or about.st_size < offset
                 ):  # a resumed run has cut it, or another took its place
-                    found, offset, seen = deque(maxlen=most), newest_lines(file, most), newest
+                    lines, offset, seen = deque(maxlen=most), newest_lines(file, most), newest
                 file.seek(offset)
                 for _, raw in read_lines(file):
                     offset = file.tell()
                     line = parse_line(raw) or {}
                     when = finite(line.get("time"))
                     if when is not None and when > seen and (not kinds or line.get("kind") in kinds):
-                        found.append(line)
+                        lines.append(line)
                         newest = when
                 self._read[name] = about.st_ino, offset, newest
         except (Unreadable, OSError):
             pass
-        return list(found)
+        return list(lines)
 
 
 def tell(argv: Sequence[str]) -> int:
@@ -162,11 +162,11 @@ def _settable() -> dict[tuple[str, ...], list[str]]:
     """Keys that can be set → kinds of runs that have these."""
     from quadriga.tracking.steering import SETTABLE
 
-    found: dict[tuple[str, ...], list[str]] = {}
+    kinds: dict[tuple[str, ...], list[str]] = {}
     for kind in RUN_KINDS:
         if schema := schema_of(kind):
-            found.setdefault(SETTABLE[schema], []).append(kind)
-    return found
+            kinds.setdefault(SETTABLE[schema], []).append(kind)
+    return kinds
 
 
 def watch_parser() -> argparse.ArgumentParser:

@@ -13,9 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from quadriga.config.command_line import FLAGS_WITH_VALUE, LIBRARIES, parse_override, quote
+from quadriga.config.command_line import FLAGS_WITH_VALUE, HYDRA_ONLY, LIBRARIES, parse_override, quote
 from quadriga.config.foreign_keys import ForeignTable, Kind, foreign_table
-from quadriga.config.key_problems import HYDRA_ONLY
 from quadriga.config.load import find_problems, keys_set_by_user, typed_config
 from quadriga.config.no_effect import values_without_effect
 from quadriga.config.schema import Config

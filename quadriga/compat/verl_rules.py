@@ -13,7 +13,7 @@ from quadriga.compat.verl_async import STALENESS, run_ahead
 from quadriga.config.devices import GIB
 from quadriga.config.foreign_keys import Kind
 from quadriga.config.model_shape import describe, find_model_folder, read_model_shape
-from quadriga.config.tensor_parallel import unplanned
+from quadriga.config.parallel import unplanned
 from quadriga.tracking.sinks import SINKS, sink_problems
 
 POLICY, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref{name}" for name in ("", ".actor", ".rollout", ".ref"))

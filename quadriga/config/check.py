@@ -1,8 +1,7 @@
-"""What can only be judged on the configuration as a whole: values without effect and combinations that cannot work."""
+"""What can only be judged on a configuration as a whole, of either kind of run: combinations that cannot work."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from quadriga.config.algorithm_check import report_algorithm
@@ -10,30 +9,28 @@ from quadriga.config.batch_arithmetic import report_batch_sizes
 from quadriga.config.distillation import check_distillation
 from quadriga.config.exactness import report_exactness
 from quadriga.config.needs import (
+    SECTIONS_OF_ROLES,
     need_critic,
     need_reference_policy,
     need_reward_model,
+    profiler_section,
     uses_token_budget,
 )
-from quadriga.config.parallel import SEQUENCE_KEY, report_experts, report_parallel
+from quadriga.config.parallel import SEQUENCE_KEY, report_experts, report_parallel, report_tensor_parallel
 from quadriga.config.placement import placement_of
 from quadriga.config.run_name import name_problems
 from quadriga.config.schema import Config
-from quadriga.config.tensor_parallel import report_tensor_parallel
+from quadriga.config.supervised_schema import SFTConfig
 from quadriga.config.typed import Problems
-from quadriga.config.vllm_arguments import report_vllm
+from quadriga.config.vllm import report_vllm
 from quadriga.errors import ConfigError
 
 LOWEST_TEMPERATURE = 0.01
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
 
-def check(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
-    """Note every value without effect and every impossible combination.
-
-    Args:
-        set_by_user: dotted keys with another value than the one they would have by themselves.
-    """
+def check(config: Config, problems: Problems) -> None:
+    """Note every impossible combination."""
     try:
         placement_of(config)
         check_distillation(config)
@@ -48,7 +45,7 @@ def check(config: Config, set_by_user: Collection[str], problems: Problems) -> N
     _sampling(config, problems)
     report_vllm(config, problems)
     _optimisers(config, problems)
-    _rewards(config, set_by_user, problems)
+    _rewards(config, problems)
     _episodes(config, problems)
     _run(config, problems)
     report_exactness(config, problems)
@@ -95,7 +92,7 @@ def _parallel_update(config: Config, problems: Problems) -> None:
     sections: list[tuple[str, str, Any, str]] = [("actor_rollout", ACTOR, policy.actor, policy.model.path)]
     sections += [("ref", REF, policy.ref, policy.model.path)]
     sections += [("critic", "critic", config.critic, config.critic.model.path)]
-    told: set[tuple[str, int, int]] = set()
+    reported: set[tuple[str, int, int]] = set()
     for role, name, section, path in sections:
         if role not in placement.role_pool:
             continue
@@ -105,9 +102,9 @@ def _parallel_update(config: Config, problems: Problems) -> None:
             section.fsdp_config.fsdp_size,
         )
         facts = (path, sharing, copy)
-        if facts in told:  # the reference follows the actor
+        if facts in reported:  # the reference follows the actor
             continue
-        told.add(facts)
+        reported.add(facts)
         report_parallel(name, workers, sharing, copy, path, problems)
 
 
@@ -193,7 +190,7 @@ def _optimisers(config: Config, problems: Problems) -> None:
             )
 
 
-def _rewards(config: Config, set_by_user: Collection[str], problems: Problems) -> None:
+def _rewards(config: Config, problems: Problems) -> None:
     if isinstance(config.reward.on_error, str) and config.reward.on_error != "stop":
         problems.add(
             f"reward.on_error={config.reward.on_error!r} must be a number or 'stop'",
@@ -250,26 +247,6 @@ def _run(config: Config, problems: Problems) -> None:
         )
 
 
-SECTIONS = {
-    "actor_rollout": "actor_rollout_ref.actor",
-    "ref": "actor_rollout_ref.ref",
-    "critic": "critic",
-    "rm": "reward_model",
-    "teacher": "distillation",
-}
-"""Role → the section that has its `profiler`."""
-
-
-def profiler_section(config: Any, role: str) -> Any | None:
-    """The `profiler` of a role; None for one that has none."""
-    if role not in SECTIONS:
-        return None
-    node = config
-    for part in SECTIONS[role].split("."):
-        node = getattr(node, part)
-    return node.profiler
-
-
 def report_profiling(config: Any, roles: list[str], problems: Problems) -> None:
     """Note a profile that nobody would write."""
     profiler = config.global_profiler
@@ -282,8 +259,64 @@ def report_profiling(config: Any, roles: list[str], problems: Problems) -> None:
         )
     sections = [profiler_section(config, role) for role in roles]
     if not any(section is not None and section.enable and (section.all_ranks or section.ranks) for section in sections):
-        keys = ", ".join(f"{SECTIONS[role]}.profiler.enable" for role in roles if role in SECTIONS)
+        keys = ", ".join(f"{SECTIONS_OF_ROLES[role]}.profiler.enable" for role in roles if role in SECTIONS_OF_ROLES)
         problems.add(
             f"global_profiler.tool={profiler.tool}, but no role of this run is to be profiled",
             f"set one of {keys} to True",
         )
+
+
+def check_supervised(config: Any, problems: Problems) -> None:
+    """Note every impossible combination of a supervised run; fills in what is said by another name."""
+    data, optim, trainer = config.data, config.optim, config.trainer
+    _take_path(config.model, problems)
+    for what, fix in name_problems(trainer):
+        problems.add(what, fix)
+    if not data.train_files:
+        problems.add("data.train_files is not set", "set it to a parquet, json or jsonl file, or a list of them")
+    if isinstance(config, SFTConfig):
+        _check_sft(config, problems)
+    elif config.model.partial_pretrain is None:
+        problems.add("model.partial_pretrain is not set", "set it to the model to start from: a folder or a hub name")
+    for name, most in (("train", data.train_max_samples), ("val", data.val_max_samples)):
+        if most == 0:
+            problems.add(f"data.{name}_max_samples=0 leaves no rows", f"set data.{name}_max_samples=-1 for all rows")
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        problems.add(f"optim.betas={optim.betas} are no AdamW betas", "give two numbers in [0, 1)")
+    budget = data.max_token_len_per_gpu
+    if isinstance(budget, str) and budget != "auto":
+        problems.add(f"data.max_token_len_per_gpu={budget} is no budget", "set a number of tokens, or auto")
+    elif isinstance(budget, int) and data.max_length > budget * config.model.ulysses_sequence_parallel_size:
+        problems.add(
+            f"data.max_token_len_per_gpu={budget} has no room for one row of data.max_length={data.max_length} tokens",
+            f"set data.max_token_len_per_gpu={data.max_length} or more",
+        )
+    if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
+        problems.add(
+            f"trainer.resume_mode={trainer.resume_mode} and trainer.resume_from_path={trainer.resume_from_path} do not "
+            "go together",
+            "set trainer.resume_mode=resume_path and trainer.resume_from_path, or neither",
+        )
+
+
+def _take_path(model: Any, problems: Problems) -> None:
+    """`model.path`, as verl's newer trainer spells it, is `model.partial_pretrain`."""
+    if model.path is not None and model.partial_pretrain not in (None, model.path):
+        problems.add(
+            f"model.path={model.path} and model.partial_pretrain={model.partial_pretrain} are two models",
+            "set one of them",
+        )
+    model.partial_pretrain, model.path = model.partial_pretrain or model.path, None
+
+
+def _check_sft(config: SFTConfig, problems: Problems) -> None:
+    data, model = config.data, config.model
+    if (model.partial_pretrain is None) == (model.from_config is None):
+        problems.add(
+            "the run must start from either model.partial_pretrain (weights) or model.from_config (random weights)",
+            "set exactly one of them",
+        )
+    if model.from_config is not None and model.lora_rank > 0:
+        problems.add("a LoRA adapter on random weights learns nothing of use", "set model.lora_rank=0")
+    if data.multiturn.enable and data.messages_key is None:
+        data.messages_key = data.multiturn.messages_key

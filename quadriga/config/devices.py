@@ -59,10 +59,10 @@ def _has_device(name: str) -> bool:
 
 
 def _torch_is_built_for_gpus() -> bool:
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("torch")
+    if package is None or not package.submodule_search_locations:
         return False
-    at = Path(found.submodule_search_locations[0]) / "version.py"
+    at = Path(package.submodule_search_locations[0]) / "version.py"
     spec = importlib.util.spec_from_file_location("torch_version", at)
     if spec is None or spec.loader is None:
         return False

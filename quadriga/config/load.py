@@ -15,20 +15,22 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quadriga.config.check import check
+from quadriga.config.check import check, check_supervised
 from quadriga.config.command_line import (
     CONFIG_DIR,
+    HYDRA_ONLY,
     LIBRARIES,
     compose_from_arguments,
     compose_screened,
     libraries_of,
     readable_overrides,
+    report_no_section,
+    report_unknown,
+    report_wrong_value,
 )
-from quadriga.config.key_problems import HYDRA_ONLY, report_no_section, report_unknown, report_wrong_value
 from quadriga.config.no_effect import report_values_without_effect
 from quadriga.config.run_name import name_run
 from quadriga.config.schema import Config
-from quadriga.config.supervised_check import check_supervised
 from quadriga.config.typed import (
     Problems,
     all_keys,
@@ -93,7 +95,7 @@ def find_problems(
     of_the_whole = Problems()
     report_values_without_effect(config, set_by_user, of_the_whole)
     if schema is Config:
-        check(config, set_by_user, of_the_whole)
+        check(config, of_the_whole)
     else:
         check_supervised(config, of_the_whole)
     problems.add_all(of_the_whole)

@@ -111,15 +111,6 @@ def estimate_memory(config: Config, device: str, capacity: int | None = None) ->
     return list(homes.values())
 
 
-def whole_copy_fits(path: str, workers: int, capacity: int) -> bool | None:
-    """Whether each of `workers` devices of `capacity` bytes can generate with a whole copy of the model at `path`, beside its share of
-    what trains it with AdamW. None where the size of the model is not known here."""
-    shape = shape_of(path, "policy", WorkerMemory(""))
-    if shape is None:
-        return None
-    return (2 + (4 + OPTIMISER_BYTES["adamw"]) / workers) * shape.parameters <= USABLE * capacity
-
-
 def shape_of(path: str, role: str, memory: WorkerMemory) -> ModelShape | None:
     """The shape of the model at `path`; None, and a word about it in `memory.unknown`, where it cannot be told here."""
     folder = find_model_folder(path)

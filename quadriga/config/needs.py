@@ -1,4 +1,4 @@
-"""What a configuration implies: which models take part, and how rows are cut into passes.
+"""What a configuration implies: which models take part, how rows are cut into passes, whose calls are profiled.
 
 Works on the typed `Config` and on Hydra's DictConfig alike: only attributes are read.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from quadriga.config.distillation import divergence_of
 from quadriga.config.names import CLIPPING_LOSSES, TOKEN_BASELINES
+from quadriga.config.typed import get_key
 
 
 def need_critic(config: Any) -> bool:
@@ -110,3 +111,18 @@ AUTO_TOKENS = 16384
 def token_budget(value: int | str) -> int:
     """A token budget as a number."""
     return AUTO_TOKENS if value == "auto" else int(value)
+
+
+SECTIONS_OF_ROLES = {
+    "actor_rollout": "actor_rollout_ref.actor",
+    "ref": "actor_rollout_ref.ref",
+    "critic": "critic",
+    "rm": "reward_model",
+    "teacher": "distillation",
+}
+"""Role → the section that has its `profiler`."""
+
+
+def profiler_section(config: Any, role: str) -> Any | None:
+    """The `profiler` of a role; None for one that has none."""
+    return get_key(config, SECTIONS_OF_ROLES[role]).profiler if role in SECTIONS_OF_ROLES else None

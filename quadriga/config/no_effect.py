@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from quadriga.config.fields import spec_of
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model, uses_token_budget
 from quadriga.config.schema import Config
-from quadriga.config.typed import Problems, all_keys, hints_of
+from quadriga.config.typed import Problems, all_keys, get_key, hints_of
 
 
 class Atom(NamedTuple):
@@ -42,7 +42,7 @@ class Atom(NamedTuple):
         return cls(place.lstrip("."), tuple(values.split("|")) if values else (), not key.endswith("!"))
 
     def holds(self, config: Any) -> bool:
-        value = value_at(config, self.key)
+        value = get_key(config, self.key)
         if not self.values:
             return bool(value)
         schema: type = type(config)
@@ -73,7 +73,7 @@ class Need(NamedTuple):
 
     def why(self, config: Any) -> str:
         """The state of affairs in which it does not hold."""
-        return " and ".join(dict.fromkeys(f"{a.key}={_text(value_at(config, a.key))}" for a in self.atoms))
+        return " and ".join(dict.fromkeys(f"{a.key}={_text(get_key(config, a.key))}" for a in self.atoms))
 
     @property
     def switch(self) -> str:
@@ -161,7 +161,7 @@ SWITCHES = ("critic.enable",)
 def report_values_without_effect(config: Any, set_by_user: Collection[str], problems: Problems) -> None:
     """One problem for each reason, naming all the keys it hits."""
     for (why, switch), paths in values_without_effect(config, set_by_user).items():
-        listed = ", ".join(f"{path}={value_at(config, path)}" for path in paths)
+        listed = ", ".join(f"{path}={get_key(config, path)}" for path in paths)
         has, it = ("has", "it") if len(paths) == 1 else ("have", "them")
         problems.add(f"{listed} {has} no effect: {why}", f"remove {it}, or set {switch}")
 
@@ -177,17 +177,9 @@ def values_without_effect(config: Any, set_by_user: Collection[str]) -> dict[tup
             hits.setdefault((rule.why, rule.switch), []).append(path)
             continue
         unmet = next((need for need in needs_of(schema).get(path, ()) if not need.holds(config)), None)
-        if unmet is not None and not (unmet.zero_is_off and _is_off(value_at(config, path))):
+        if unmet is not None and not (unmet.zero_is_off and _is_off(get_key(config, path))):
             hits.setdefault((unmet.why(config), unmet.switch), []).append(path)
     return hits
-
-
-def value_at(config: Any, path: str) -> Any:
-    """The value of a dotted key of a typed configuration."""
-    node: Any = config
-    for part in path.split("."):
-        node = getattr(node, part)
-    return node
 
 
 def _text(value: Any) -> str:

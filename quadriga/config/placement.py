@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from math import lcm
 from typing import Any
 
@@ -27,6 +28,36 @@ ACTOR, ROLLOUT, CRITIC, REFERENCE, REWARD = "actor_rollout", "rollout", "critic"
 TEACHER = "teacher"
 KINDS = ("colocated", "split")
 KEY = "trainer.placement"
+
+
+class Role(Enum):
+    """What a worker is for; `str(Role.Critic)` is its name in a placement."""
+
+    Actor = 0
+    Rollout = 1
+    ActorRollout = 2
+    Critic = 3
+    RefPolicy = 4
+    RewardModel = 5
+    ActorRolloutRef = 6
+    Env = 7
+    Teacher = 8
+
+    def __str__(self) -> str:
+        return _NAMES[self]
+
+
+_NAMES = {
+    Role.Actor: "actor",
+    Role.Rollout: "rollout",
+    Role.ActorRollout: "actor_rollout",
+    Role.Critic: "critic",
+    Role.RefPolicy: "ref",
+    Role.RewardModel: "rm",
+    Role.ActorRolloutRef: "actor_rollout_ref",
+    Role.Env: "env",
+    Role.Teacher: "teacher",
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +171,7 @@ def _checked(placement: Placement) -> Placement:
     for pool in placement.pools:
         if not placement.roles_in(pool):
             raise ConfigError(
-                f"{KEY}: nobody lives in the pool {pool!r}",
+                f"{KEY}: no role is placed in the pool {pool!r}",
                 "remove it, map a role to it, or use trainer.placement=colocated (split needs a critic or a reward model)",
             )
     return placement

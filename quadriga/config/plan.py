@@ -138,24 +138,24 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """What is possible but hardly meant."""
-        found = []
+        warnings = []
         if self.adapter_elsewhere:
-            found.append(
+            warnings.append(
                 f"there is no folder {self.adapter_elsewhere} here: the plan takes its rank to be {ASSUMED_RANK}"
             )
         if self.train_rows is not None and self.train_rows < self.prompts:
-            found.append(
+            warnings.append(
                 f"the training set has {self.train_rows} rows, fewer than one step of {self.prompts} prompts: "
                 f"set data.train_batch_size={self.train_rows} or less"
             )
         if self.judged_by_itself:
-            found.append(
+            warnings.append(
                 "reward_model.model.path is the policy itself: a run needs a sequence-classification model there"
             )
         for memory in self.memory:
             for item in memory.items:
                 if item.note and item.held < FEW_SEQUENCES:
-                    found.append(
+                    warnings.append(
                         f"the KV cache holds {item.note}: generation will be slow; raise "
                         "actor_rollout_ref.rollout.tensor_model_parallel_size, or .gpu_memory_utilization"
                     )
@@ -163,11 +163,11 @@ class Plan:
         if self.device == "cpu" and len(next(iter(self.pools.values())).slots_per_node) == 1:
             needed = sum(m.peak[1] * self.pools[m.pool].slots_per_node[0] for m in self.memory)
             if needed > host:
-                found.append(
+                warnings.append(
                     f"the workers need about {format_bytes(needed)}, this machine has {format_bytes(host)}: lower "
                     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu or trainer.n_gpus_per_node"
                 )
-        return found
+        return warnings
 
 
 def make_plan(config: Config, gpu: str | None = None) -> Plan:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from quadriga.errors import ConfigError
 
 _NAME, PROJECT = "trainer.experiment_name", "trainer.project_name"
@@ -32,8 +34,6 @@ def name_run(values: dict[str, Any], model: Any) -> None:
 
 def is_new(config: Any) -> bool:
     """Whether `name_run` gives this configuration, as its user wrote it, a new name."""
-    from omegaconf import DictConfig, OmegaConf
-
     written: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
     trainer = written.get("trainer") or {}
     return trainer.get("experiment_name") is None and _NAME in str(trainer.get("default_local_dir") or _NAME)
@@ -58,8 +58,6 @@ def name_problems(trainer: Any) -> Iterator[tuple[str, str]]:
 
 def with_run_name(config: Any, name: str) -> Any:
     """`config` with `trainer.experiment_name` set; for all who load it after the one who named the run."""
-    from omegaconf import DictConfig, OmegaConf
-
     named = config.copy() if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     OmegaConf.update(named, _NAME, name, force_add=True)
     return named
@@ -92,10 +90,10 @@ def nothing_left(checkpoint: Path, step: int, total_steps: int) -> str:
 
 
 def _at(values: dict[str, Any], key: str) -> Any:
-    found: Any = values
+    value: Any = values
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _places(value: Any) -> list[str]:

@@ -10,11 +10,10 @@ from typing import Any
 from quadriga.config.memory import GENERATE, USABLE, estimate_memory
 from quadriga.config.model_shape import describe
 from quadriga.config.needs import need_critic, uses_token_budget
-from quadriga.config.parallel import SEQUENCE_KEY, heads_problem
+from quadriga.config.parallel import SEQUENCE_KEY, SET_KEY, heads_problem, problems_of_sets
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
-from quadriga.config.tensor_parallel import KEY as SET_KEY
-from quadriga.config.tensor_parallel import problems_of_sets
+from quadriga.config.typed import get_key, set_key
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 USEFUL_TOKENS = 4096
@@ -60,19 +59,19 @@ def savings(config: Config, device: str, capacity: int) -> Savings:
     for key, value in _cheapest_first(config, lambda: missing(tried)[GENERATE] > 0):
         if left == 0:
             break
-        before = _get(tried, key)
-        _set(tried, key, value)
+        before = get_key(tried, key)
+        set_key(tried, key, value)
         if (now := sum(missing(tried).values())) < left:
             left, chosen[key] = now, value
         else:
-            _set(tried, key, before)
+            set_key(tried, key, before)
     for key in list(reversed(chosen)) if left == 0 else []:  # the dearest first: what came before may do without it
         value = chosen[key]
-        _set(tried, key, _get(config, key))
+        set_key(tried, key, get_key(config, key))
         if sum(missing(tried).values()) == 0:
             del chosen[key]
         else:
-            _set(tried, key, value)
+            set_key(tried, key, value)
     keys = [f"{key}={value}" for key, value in chosen.items()]
     return Savings(keys, left == 0, _peak(tried, device, capacity), _enough_nodes(config, missing))
 
@@ -89,7 +88,7 @@ def _cheapest_first(config: Config, generation_is_short: Any) -> Iterator[tuple[
     if need_critic(config):
         yield "critic.model.enable_gradient_checkpointing", True
     for section in sections:
-        update = _get(config, section)
+        update = get_key(config, section)
         if uses_token_budget(update):
             longest = config.data.max_prompt_length + config.data.max_response_length
             sharing = update.ulysses_sequence_parallel_size
@@ -136,7 +135,7 @@ def _sequence_sizes(config: Config, section: str) -> list[int]:
     )
     described = describe(model.path)
     heads: int = described.get("num_attention_heads") or 0
-    workers, first = placement_of(config).slots(role), _get(config, f"{section}.{SEQUENCE_KEY}")
+    workers, first = placement_of(config).slots(role), get_key(config, f"{section}.{SEQUENCE_KEY}")
     return [
         size
         for size in (2, 4, 8, 16)
@@ -155,18 +154,6 @@ def _enough_nodes(config: Config, missing: Any) -> int:
         if sum(missing(tried).values()) == 0:
             return tried.trainer.nnodes
     return 0
-
-
-def _get(config: Config, key: str) -> Any:
-    found: Any = config
-    for name in key.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _set(config: Config, key: str, value: Any) -> None:
-    section, _, name = key.rpartition(".")
-    setattr(_get(config, section), name, value)
 
 
 def _peak(config: Config, device: str, capacity: int) -> tuple[str, int]:

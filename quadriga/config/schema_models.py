@@ -15,6 +15,33 @@ WITH_LORA = ".lora_rank or .lora_adapter_path"
 ON_A_DEVICE = "trainer.device!=cpu"
 """Said by the user: the same file serves a machine that has a device and one that has none."""
 PROFILED = "global_profiler.tool"
+BY_TOKENS, BY_ROWS = ".{0}=True or .{1}=null and .{0}!=False", ".{0}!=True"
+"""Of passes that are filled up to a token budget, and of those with a fixed number of rows."""
+
+
+# Keys that stand in several sections with one meaning.
+
+
+def optimiser_name() -> Any:
+    doc = "optimiser; adamw_8bit and adamw_bf16: AdamW with moments of 2 or 4 bytes a weight instead of 8, rounded at random"
+    return key("adamw", doc, choices=OPTIMISERS)
+
+
+def shared_sequences(default: int | str = 1) -> Any:
+    doc = "so many neighbouring workers share their rows and split each sequence; token budgets stay per worker"
+    return key(default, doc, unit="workers", at_least=1)
+
+
+def log_prob_rows(doc: str) -> Any:
+    doc = f"{doc}; null: log_prob_use_dynamic_bsz"
+    return key(None, doc, unit="rows", at_least=1, only_if=BY_ROWS.format("log_prob_use_dynamic_bsz"))
+
+
+def budget_of_a_pass(only_if: str, doc: str = "token budget of a forward pass") -> Any:
+    return key(f"${{{ACTOR}.ppo_max_token_len_per_gpu}}", doc, unit="tokens", at_least=1, only_if=only_if)
+
+
+BY_LOG_PROB_TOKENS = BY_TOKENS.format("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu")
 
 
 @dataclass
@@ -72,11 +99,7 @@ class RewardModelPathConfig(OtherModelConfig):
 
 @dataclass
 class OptimConfig:
-    name: str = key(
-        "adamw",
-        "optimiser; adamw_8bit and adamw_bf16: AdamW with moments of 2 or 4 bytes a weight instead of 8, rounded at random",
-        choices=OPTIMISERS,
-    )
+    name: str = optimiser_name()
     lr: float = key(1e-6, "peak learning rate", at_least=0, at_most=100)
     lr_warmup_steps: int = key(
         -1, "steps of linear warm-up; -1: lr_warmup_steps_ratio decides", unit="steps", at_least=-1

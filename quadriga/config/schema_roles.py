@@ -12,17 +12,21 @@ from quadriga.config.fields import MOST_PROCESSES, key, section
 from quadriga.config.names import KL_LOSSES, LOSS_AGGREGATIONS, POLICY_LOSSES, REWARD_MANAGERS
 from quadriga.config.schema_models import (
     ACTOR,
+    BY_LOG_PROB_TOKENS,
+    BY_ROWS,
+    BY_TOKENS,
     CriticModelConfig,
     FSDPConfig,
     OptimConfig,
     ProfilerConfig,
     RefFSDPConfig,
     RewardModelPathConfig,
+    budget_of_a_pass,
+    log_prob_rows,
+    shared_sequences,
 )
 
 CLIPPING = ".policy_loss.loss_mode!=gpg|sapo|dro|vespo|kl_cov"
-BY_TOKENS, BY_ROWS = ".{0}=True or .{1}=null and .{0}!=False", ".{0}!=True"
-"""Of passes that are filled up to a token budget, and of those with a fixed number of rows."""
 
 
 @dataclass
@@ -157,39 +161,17 @@ class ActorConfig:
     )
     grad_clip: float = key(1.0, "largest norm of the gradient", at_least=1e-6)
     optim: OptimConfig = section(OptimConfig, "optimiser")
-    ulysses_sequence_parallel_size: int = key(
-        1,
-        "so many neighbouring workers share their rows and split each sequence; token budgets stay per worker",
-        unit="workers",
-        at_least=1,
-    )
+    ulysses_sequence_parallel_size: int = shared_sequences()
     fsdp_config: FSDPConfig = section(FSDPConfig, "sharding")
     profiler: ProfilerConfig = section(ProfilerConfig, "profile of this role")
 
 
 @dataclass
 class RefConfig:
-    log_prob_micro_batch_size_per_gpu: int | None = key(
-        None,
-        "rows per forward pass; null: log_prob_use_dynamic_bsz",
-        unit="rows",
-        at_least=1,
-        only_if=BY_ROWS.format("log_prob_use_dynamic_bsz"),
-    )
+    log_prob_micro_batch_size_per_gpu: int | None = log_prob_rows("rows per forward pass")
     log_prob_use_dynamic_bsz: bool | None = key(f"${{{ACTOR}.use_dynamic_bsz}}", "see actor.use_dynamic_bsz")
-    log_prob_max_token_len_per_gpu: int | str = key(
-        f"${{{ACTOR}.ppo_max_token_len_per_gpu}}",
-        "token budget of a forward pass",
-        unit="tokens",
-        at_least=1,
-        only_if=BY_TOKENS.format("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
-    )
-    ulysses_sequence_parallel_size: int = key(
-        f"${{{ACTOR}.ulysses_sequence_parallel_size}}",
-        "so many neighbouring workers share their rows and split each sequence; token budgets stay per worker",
-        unit="workers",
-        at_least=1,
-    )
+    log_prob_max_token_len_per_gpu: int | str = budget_of_a_pass(BY_LOG_PROB_TOKENS)
+    ulysses_sequence_parallel_size: int = shared_sequences(f"${{{ACTOR}.ulysses_sequence_parallel_size}}")
     fsdp_config: RefFSDPConfig = section(RefFSDPConfig, "sharding")
     profiler: ProfilerConfig = section(ProfilerConfig, "profile of this role")
 
@@ -209,12 +191,8 @@ class CriticConfig:
         only_if=BY_ROWS.format("use_dynamic_bsz"),
     )
     use_dynamic_bsz: bool | None = key(f"${{{ACTOR}.use_dynamic_bsz}}", "see actor.use_dynamic_bsz")
-    ppo_max_token_len_per_gpu: int | str = key(
-        f"${{{ACTOR}.ppo_max_token_len_per_gpu}}",
-        "token budget of a micro-batch",
-        unit="tokens",
-        at_least=1,
-        only_if=BY_TOKENS.format("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"),
+    ppo_max_token_len_per_gpu: int | str = budget_of_a_pass(
+        BY_TOKENS.format("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"), "token budget of a micro-batch"
     )
     ppo_epochs: int = key(f"${{{ACTOR}.ppo_epochs}}", "passes over a step's rows", unit="epochs", at_least=1)
     shuffle: bool = key(f"${{{ACTOR}.shuffle}}", "redraw the mini-batches in every pass")
@@ -226,12 +204,7 @@ class CriticConfig:
     )
     grad_clip: float = key(1.0, "largest norm of the gradient", at_least=1e-6)
     optim: OptimConfig = section(partial(OptimConfig, lr=1e-5), "optimiser")
-    ulysses_sequence_parallel_size: int = key(
-        1,
-        "so many neighbouring workers share their rows and split each sequence; token budgets stay per worker",
-        unit="workers",
-        at_least=1,
-    )
+    ulysses_sequence_parallel_size: int = shared_sequences()
     fsdp_config: FSDPConfig = section(FSDPConfig, "sharding")
     profiler: ProfilerConfig = section(ProfilerConfig, "profile of this role")
 
@@ -245,13 +218,7 @@ class RewardModelConfig:
     micro_batch_size_per_gpu: int | None = key(
         None, "rows per forward pass; null: token budget", unit="rows", at_least=1, only_if=".enable=True"
     )
-    max_token_len_per_gpu: int | str = key(
-        f"${{{ACTOR}.ppo_max_token_len_per_gpu}}",
-        "token budget of a forward pass",
-        unit="tokens",
-        at_least=1,
-        only_if=".enable=True and .micro_batch_size_per_gpu=null",
-    )
+    max_token_len_per_gpu: int | str = budget_of_a_pass(".enable=True and .micro_batch_size_per_gpu=null")
     enable_resource_pool: bool = key(False, "a pool of its own instead of the shared one", only_if=".enable=True")
     n_gpus_per_node: int = key(
         1,

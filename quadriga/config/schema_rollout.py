@@ -17,26 +17,30 @@ from quadriga.config.fields import (
     key,
     section,
 )
-from quadriga.config.schema_models import ACTOR, ON_A_DEVICE
-from quadriga.config.schema_roles import BY_ROWS, BY_TOKENS
+from quadriga.config.schema_models import ACTOR, BY_LOG_PROB_TOKENS, ON_A_DEVICE, budget_of_a_pass, log_prob_rows
+
+
+def _temperature(default: float) -> Any:
+    doc = "sampling temperature"
+    return key(default, doc, at_least=0, at_most=100, only_if=".do_sample=True", zero_is_off=True)
+
+
+def _top_p() -> Any:
+    return key(1.0, "nucleus", at_least=1e-6, at_most=1, only_if=".do_sample=True")
+
+
+def _top_k() -> Any:
+    doc = "keep the k likeliest tokens; -1: all"
+    return key(-1, doc, at_least=-1, at_most=LONGEST, only_if=".do_sample=True", zero_is_off=True)
 
 
 @dataclass
 class ValKwargsConfig:
     n: int = key(1, "responses per validation prompt", unit="rows", at_least=1, at_most=MOST_ROWS)
     do_sample: bool = key(False, "sample; False: greedy")
-    temperature: float = key(
-        0.0, "sampling temperature", at_least=0, at_most=100, only_if=".do_sample=True", zero_is_off=True
-    )
-    top_p: float = key(1.0, "nucleus", at_least=1e-6, at_most=1, only_if=".do_sample=True")
-    top_k: int = key(
-        -1,
-        "keep the k likeliest tokens; -1: all",
-        at_least=-1,
-        at_most=LONGEST,
-        only_if=".do_sample=True",
-        zero_is_off=True,
-    )
+    temperature: float = _temperature(0.0)
+    top_p: float = _top_p()
+    top_k: int = _top_k()
 
 
 @dataclass
@@ -116,18 +120,9 @@ class RolloutConfig:
         choices=("native", "vllm"),
     )
     n: int = key(1, "responses per prompt", unit="rows", at_least=1, at_most=MOST_ROWS)
-    temperature: float = key(
-        1.0, "sampling temperature", at_least=0, at_most=100, only_if=".do_sample=True", zero_is_off=True
-    )
-    top_p: float = key(1.0, "nucleus", at_least=1e-6, at_most=1, only_if=".do_sample=True")
-    top_k: int = key(
-        -1,
-        "keep the k likeliest tokens; -1: all",
-        at_least=-1,
-        at_most=LONGEST,
-        only_if=".do_sample=True",
-        zero_is_off=True,
-    )
+    temperature: float = _temperature(1.0)
+    top_p: float = _top_p()
+    top_k: int = _top_k()
     do_sample: bool = key(True, "sample; False: greedy")
     seed: int = key(1, "seed of sampling", at_least=0, at_most=LARGEST_SEED)
     ignore_eos: bool = key(False, "generate to the full length")
@@ -166,21 +161,9 @@ class RolloutConfig:
         True, "long prompts in several steps, as the native engine always does", only_if=".name=vllm"
     )
     engine_kwargs: EngineKwargsConfig = section(EngineKwargsConfig, "arguments of other engines")
-    log_prob_micro_batch_size_per_gpu: int | None = key(
-        None,
-        "rows per forward pass for old log-probs; null: log_prob_use_dynamic_bsz",
-        unit="rows",
-        at_least=1,
-        only_if=BY_ROWS.format("log_prob_use_dynamic_bsz"),
-    )
+    log_prob_micro_batch_size_per_gpu: int | None = log_prob_rows("rows per forward pass for old log-probs")
     log_prob_use_dynamic_bsz: bool | None = key(f"${{{ACTOR}.use_dynamic_bsz}}", "see actor.use_dynamic_bsz")
-    log_prob_max_token_len_per_gpu: int | str = key(
-        f"${{{ACTOR}.ppo_max_token_len_per_gpu}}",
-        "token budget of a forward pass",
-        unit="tokens",
-        at_least=1,
-        only_if=BY_TOKENS.format("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
-    )
+    log_prob_max_token_len_per_gpu: int | str = budget_of_a_pass(BY_LOG_PROB_TOKENS)
     val_kwargs: ValKwargsConfig = section(ValKwargsConfig, "sampling in validation")
     multi_turn: MultiTurnConfig = section(MultiTurnConfig, "episodes of many turns")
     agent: AgentConfig = section(AgentConfig, "who conducts an episode")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quadriga.config.fields import LARGEST_SEED, LONGEST, LONGEST_S, key, section
-from quadriga.config.names import DPO_LOSSES, METRIC_SINKS, OPTIMISERS
-from quadriga.config.schema_models import WITH_LORA, FSDPConfig
+from quadriga.config.names import DPO_LOSSES, METRIC_SINKS
+from quadriga.config.schema_models import WITH_LORA, FSDPConfig, optimiser_name, shared_sequences
 
 
 @dataclass
@@ -85,12 +85,7 @@ class StartModelConfig:
         False, "recompute activations in the backward pass: less memory, a third more time"
     )
     save_dtype: str = key("float32", "type of the weights in the exported folder", choices=("float32", "bfloat16"))
-    ulysses_sequence_parallel_size: int = key(
-        1,
-        "so many neighbouring workers share their rows and split each sequence; token budgets stay per worker",
-        unit="workers",
-        at_least=1,
-    )
+    ulysses_sequence_parallel_size: int = shared_sequences()
     fsdp_config: FSDPConfig = section(FSDPConfig, "sharding")
 
 
@@ -116,11 +111,7 @@ class SFTModelConfig(PolicyModelConfig):
 
 @dataclass
 class SupervisedOptimConfig:
-    name: str = key(
-        "adamw",
-        "optimiser; adamw_8bit and adamw_bf16: AdamW with moments of 2 or 4 bytes a weight instead of 8, rounded at random",
-        choices=OPTIMISERS,
-    )
+    name: str = optimiser_name()
     lr: float = key(1e-5, "peak learning rate", at_least=0, at_most=100)
     betas: list[float] = key([0.9, 0.95], "AdamW betas")
     weight_decay: float = key(0.01, "AdamW weight decay", at_least=0)

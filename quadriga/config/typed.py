@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, reduce
+from operator import getitem
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from quadriga.config.fields import LARGEST, KeySpec, spec_of
@@ -76,14 +77,14 @@ class Key(NamedTuple):
 @cache
 def all_keys(cls: type, prefix: str = "") -> dict[str, Key]:
     """Every leaf key of the schema by its dotted name. A key of type dict is a leaf that holds free sub-keys."""
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for declared in fields(cls):
         hint, path = hints_of(cls)[declared.name], prefix + declared.name
         if is_dataclass(hint) and isinstance(hint, type):
-            found.update(all_keys(hint, path + "."))
+            keys.update(all_keys(hint, path + "."))
         else:
-            found[path] = Key(hint, spec_of(declared))
-    return found
+            keys[path] = Key(hint, spec_of(declared))
+    return keys
 
 
 @cache
@@ -116,7 +117,7 @@ def default_of(cls: type, path: str) -> Any:
 @cache
 def _flat_defaults(cls: type) -> dict[str, Any]:
     defaults = default_values(cls)
-    return {path: reduce(dict.__getitem__, path.split("."), defaults) for path in all_keys(cls)}
+    return {path: value_at(defaults, path) for path in all_keys(cls)}
 
 
 def nearest_keys(cls: type, path: str, limit: int = 3) -> list[str]:
@@ -327,8 +328,16 @@ def follows_another_key(path: str, values: Mapping[str, Any], schema: type) -> b
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
-    """The value under a dotted name. KeyError: there is none."""
-    found: Any = values
-    for part in path.split("."):
-        found = found[part]
-    return found
+    """The value of a dotted key in nested mappings. KeyError: there is none."""
+    return reduce(getitem, path.split("."), values)
+
+
+def get_key(config: Any, path: str) -> Any:
+    """The value of a dotted key of a typed configuration, or one of its sections."""
+    return reduce(getattr, path.split("."), config)
+
+
+def set_key(config: Any, path: str, value: Any) -> None:
+    """Give a dotted key of a typed configuration another value."""
+    section, _, name = path.rpartition(".")
+    setattr(get_key(config, section), name, value)

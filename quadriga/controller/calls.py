@@ -175,5 +175,5 @@ def _memory_detail(error: RayError) -> str:
 
 def _death_detail(error: RayError) -> str:
     text = ANSI.sub("", str(error))
-    found = re.search(r"Worker exit type: (\w+).*?Worker exit detail: ([^.]*\.[^.]*\.)", text, re.DOTALL)
-    return f"{found[1]}, {found[2].strip()}" if found else " ".join(text.split())[:300]
+    detail = re.search(r"Worker exit type: (\w+).*?Worker exit detail: ([^.]*\.[^.]*\.)", text, re.DOTALL)
+    return f"{detail[1]}, {detail[2].strip()}" if detail else " ".join(text.split())[:300]

@@ -17,9 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quadriga.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quadriga.controller.group import WorkerGroup
+
 
 MARK = "__quadriga_registered__"
 """Attribute of a registered method that holds its `Registration`."""
@@ -108,12 +112,12 @@ def register(
 
 def registered_methods(cls: type) -> dict[str, Registration]:
     """The methods of `cls` that a group offers."""
-    found = {}
+    methods = {}
     for name in dir(cls):
         registration = getattr(getattr(cls, name, None), MARK, None)
         if isinstance(registration, Registration):
-            found[name] = registration
-    return found
+            methods[name] = registration
+    return methods
 
 
 def register_dispatch_mode(name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> ModeName:
@@ -184,14 +188,14 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-def _one_to_all(group: Any, *args: Any, **kwargs: Any) -> Any:
+def _one_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     def everywhere(value: Any) -> list[Any]:
-        return [group.share(value)] * group.world_size
+        return [group.share(value)] * group.world_size  # stored once, however many ranks read it
 
     return tuple(map(everywhere, args)), {k: everywhere(v) for k, v in kwargs.items()}
 
 
-def _all_to_all(group: Any, *args: Any, **kwargs: Any) -> Any:
+def _all_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     """Lists with one entry per rank are dealt out; if any argument is something else, all go to every rank whole."""
     values = [*args, *kwargs.values()]
     if values and all(isinstance(v, list) and len(v) == group.world_size for v in values):
@@ -199,7 +203,7 @@ def _all_to_all(group: Any, *args: Any, **kwargs: Any) -> Any:
     return _one_to_all(group, *args, **kwargs)
 
 
-def _dp_compute(group: Any, *args: Any, **kwargs: Any) -> Any:
+def _dp_compute(group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     for value in [*args, *kwargs.values()]:
         if not isinstance(value, (list, tuple)) or len(value) != group.world_size:
             raise ConfigError(
@@ -210,7 +214,7 @@ def _dp_compute(group: Any, *args: Any, **kwargs: Any) -> Any:
     return args, kwargs
 
 
-def _dp_compute_proto(group: Any, *args: Any, **kwargs: Any) -> Any:
+def _dp_compute_proto(group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     """Rows are dealt out in order and in equal number; missing rows are made by repeating, and taken off again."""
     chunked, padding = _chunk_all(group.world_size, [*args, *kwargs.values()])
     return (
@@ -220,14 +224,14 @@ def _dp_compute_proto(group: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _dp_compute_proto_with_func(group: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+def _dp_compute_proto_with_func(group: WorkerGroup, function: Any, *args: Any, **kwargs: Any) -> Any:
     if not callable(function):
         raise ConfigError(f"DP_COMPUTE_PROTO_WITH_FUNC wants a function first, got {type(function).__name__}")
     rest, named, collect = _dp_compute_proto(group, *args, **kwargs)
     return ([function] * group.world_size, *rest), named, collect
 
 
-def _dp_compute_metric(group: Any, *args: Any, **kwargs: Any) -> Any:
+def _dp_compute_metric(group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     args, kwargs, _ = _dp_compute_proto(group, *args, **kwargs)
     return args, kwargs, list
 
@@ -239,6 +243,8 @@ def _chunk_all(parts: int, values: list[Any]) -> tuple[list[list[Any]], int]:
     padding = 0
     for value in values:
         if isinstance(value, DataProto):
+            # Ranks compute in collectives, so each must have as many rows as the others. Repeated rows do no harm where
+            # rows do not meet; what must count each row once (an update) is given numbers that divide.
             padded, padding = pad_dataproto_to_divisor(value, parts)
             chunked.append(padded.chunk(parts))
         elif isinstance(value, DataProtoFuture):
@@ -276,12 +282,12 @@ def _concat_without(padding: int, outputs: list[Any]) -> Any:
     return unpad_dataproto(result, padding) if padding and len(result) else result
 
 
-def _dispatch_mesh(mesh_name: str, group: Any, *args: Any, **kwargs: Any) -> Any:
+def _dispatch_mesh(mesh_name: str, group: WorkerGroup, *args: Any, **kwargs: Any) -> Any:
     dp_ranks = group.dispatch_info(mesh_name).dp_ranks
     chunked, padding = _chunk_all(max(dp_ranks) + 1, [*args, *kwargs.values()])
 
     def per_rank(chunks: list[Any]) -> list[Any]:
-        once = [group.share(chunk) for chunk in chunks]
+        once = [group.share(chunk) for chunk in chunks]  # several ranks get the same chunk
         return [once[dp_rank] for dp_rank in dp_ranks]
 
     spread = [per_rank(chunks) for chunks in chunked]
@@ -297,19 +303,19 @@ def _concat_ranks(ranks: tuple[int, ...], padding: int, outputs: list[Any]) -> A
     return _concat_without(padding, [outputs[rank] for rank in ranks])
 
 
-def _collect_mesh(mesh_name: str, group: Any, outputs: list[Any]) -> Any:
+def _collect_mesh(mesh_name: str, group: WorkerGroup, outputs: list[Any]) -> Any:
     return _concat_ranks(tuple(group.dispatch_info(mesh_name).collecting_ranks), 0, outputs)
 
 
-def _collect_list(group: Any, outputs: list[Any]) -> list[Any]:
+def _collect_list(group: WorkerGroup, outputs: list[Any]) -> list[Any]:
     return list(outputs)
 
 
-def _collect_first(group: Any, outputs: list[Any]) -> Any:
+def _collect_first(group: WorkerGroup, outputs: list[Any]) -> Any:
     return outputs[0]
 
 
-def _collect_proto(group: Any, outputs: list[Any]) -> Any:
+def _collect_proto(group: WorkerGroup, outputs: list[Any]) -> Any:
     return _concat_without(0, outputs)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from quadriga.controller.dispatch import Execute, Registration, registered_methods
+from quadriga.controller.dispatch import MODES, Dispatch, Execute, Registration, registered_methods
 from quadriga.errors import ConfigError
 
 
@@ -57,8 +57,6 @@ class WorkerGroup:
 
     def execute_all_async(self, method: str, *args: Any, **kwargs: Any) -> PendingCall:
         """Start `method` on all workers. Lists with one entry per rank are dealt out, if every argument is one."""
-        from quadriga.controller.dispatch import MODES, Dispatch
-
         self.prepare_call()
         args, kwargs = MODES[Dispatch.ALL_TO_ALL].dispatch_fn(self, *args, **kwargs)
         return PendingCall(

@@ -30,7 +30,7 @@ LARGE_BYTES = 100_000
 
 
 @dataclass
-class _Crew:
+class _Processes:
     """The processes of a group; shared by all groups that `spawn` makes of it."""
 
     handles: list[Any]
@@ -89,11 +89,11 @@ class RayWorkerGroup(WorkerGroup):
         self._pool, self._detached = resource_pool, detached
         if resource_pool is not None:
             self.device_name = device_name or resource_pool.device
-            self._crew = self._start_processes(resource_pool)
+            self._processes = self._start_processes(resource_pool)
         else:
             self.device_name = device_name or "cpu"
-            self._crew = self._attach(list(worker_names or ()))
-        self.world_size = len(self._crew.handles)
+            self._processes = self._attach(list(worker_names or ()))
+        self.world_size = len(self._processes.handles)
         for role, member in self._roles.items():
             self.bind(member.worker_class, f"{role}_" if self._prefixed else "")
 
@@ -109,43 +109,43 @@ class RayWorkerGroup(WorkerGroup):
     @property
     def workers(self) -> list[Any]:
         """The Ray actors, in rank order."""
-        return self._crew.handles
+        return self._processes.handles
 
     @property
     def worker_names(self) -> list[str]:
-        return self._crew.names
+        return self._processes.names
 
     @property
     def seats(self) -> list[Seat]:
         """Role, rank, node and pid of each worker; complete once the workers have started."""
-        return [replace(seat, role=self._label) for seat in self._crew.seats]
+        return [replace(seat, role=self._label) for seat in self._processes.seats]
 
     @property
     def master_address(self) -> str:
         self.launch()
-        return self._crew.master[0] if self._crew.master else ""
+        return self._processes.master[0] if self._processes.master else ""
 
     @property
     def master_port(self) -> int:
         self.launch()
-        return self._crew.master[1] if self._crew.master else 0
+        return self._processes.master[1] if self._processes.master else 0
 
     # ---- life ----
 
     def launch(self) -> None:
         """Give every process its place and let it start building its workers; does not wait for that."""
-        crew = self._crew
-        if crew.ready or crew.building or crew.lost:
+        processes = self._processes
+        if processes.ready or processes.building or processes.lost:
             return
-        places = self._await([handle.where.remote() for handle in crew.handles], "its start")
-        crew.seats = [_seated(seat, place) for seat, place in zip(crew.seats, places)]
+        places = self._await([handle.where.remote() for handle in processes.handles], "its start")
+        processes.seats = [_seated(seat, place) for seat, place in zip(processes.seats, places)]
         node_slots = self._pool.node_slots if self._pool is not None else None
-        (port,) = self._await([crew.handles[0].hold_port.remote(master_address(places))], "its port", ranks=[0])
-        crew.environments = rank_environments(
+        (port,) = self._await([processes.handles[0].hold_port.remote(master_address(places))], "its port", ranks=[0])
+        processes.environments = rank_environments(
             places, self.device_name, self.name_prefix, node_slots, port, secrets.token_hex(16)
         )
-        crew.master = (crew.environments[0]["MASTER_ADDR"], int(crew.environments[0]["MASTER_PORT"]))
-        crew.building = self._build(range(len(crew.handles)))
+        processes.master = (processes.environments[0]["MASTER_ADDR"], int(processes.environments[0]["MASTER_PORT"]))
+        processes.building = self._build(range(len(processes.handles)))
 
     def wait_ready(self) -> None:
         """Wait until every worker is constructed.
@@ -154,10 +154,10 @@ class RayWorkerGroup(WorkerGroup):
             WorkerError: a constructor raised, or the workers were not up within `start_timeout_s`.
         """
         self.launch()
-        while self._crew.building:
-            self._await(self._crew.building[0], "its construction")
-            self._crew.building.pop(0)
-        self._crew.ready = not self._crew.lost
+        while self._processes.building:
+            self._await(self._processes.building[0], "its construction")
+            self._processes.building.pop(0)
+        self._processes.ready = not self._processes.lost
 
     def replace(self, ranks: Sequence[int]) -> None:
         """End these workers' processes, start new ones in their slots, and construct their workers.
@@ -166,13 +166,13 @@ class RayWorkerGroup(WorkerGroup):
         replaces the workers of all its roles. If a new one does not start, the group is unusable, as after any death.
         """
         host = self._parent or self
-        crew, bundles = host._crew, host._pool.bundles() if host._pool is not None else []
+        processes, bundles = host._processes, host._pool.bundles() if host._pool is not None else []
         for rank in ranks:
-            ray.kill(crew.handles[rank], no_restart=True)
-            crew.names[rank], crew.handles[rank] = host._start_process(bundles[rank], secrets.token_hex(3))
-        places = host._await([crew.handles[rank].where.remote() for rank in ranks], "its start", ranks=ranks)
+            ray.kill(processes.handles[rank], no_restart=True)
+            processes.names[rank], processes.handles[rank] = host._start_process(bundles[rank], secrets.token_hex(3))
+        places = host._await([processes.handles[rank].where.remote() for rank in ranks], "its start", ranks=ranks)
         for rank, place in zip(ranks, places):
-            crew.seats[rank] = _seated(crew.seats[rank], place)
+            processes.seats[rank] = _seated(processes.seats[rank], place)
         for building in host._build(ranks):
             host._await(building, "its construction", ranks=ranks)
 
@@ -192,19 +192,19 @@ class RayWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         """Stop the workers. The pool stays; give it back with its own `shutdown`."""
-        self._crew.lost = self._crew.lost or "it was shut down"
-        for handle in self._crew.handles:
+        self._processes.lost = self._processes.lost or "it was shut down"
+        for handle in self._processes.handles:
             ray.kill(handle, no_restart=True)
 
     def abandon(self, why: str) -> None:
         """Stop the workers at their work, from any thread: whoever waits for them gets a WorkersDied that says why."""
-        self._crew.abandoned = why
+        self._processes.abandoned = why
         self.shutdown()
 
     def is_alive(self) -> bool:
         """Whether every process answers, even while it is busy."""
         try:
-            ray.get([h.where.remote() for h in self._crew.handles], timeout=10)
+            ray.get([h.where.remote() for h in self._processes.handles], timeout=10)
         except ray.exceptions.RayError:
             return False
         return True
@@ -215,15 +215,15 @@ class RayWorkerGroup(WorkerGroup):
         Args:
             during: what the workers were at, for the message.
         """
-        if self._crew.abandoned:
-            return WorkersDied(self._crew.abandoned)
-        pending = [h.where.remote() for h in self._crew.handles]
+        if self._processes.abandoned:
+            return WorkersDied(self._processes.abandoned)
+        pending = [h.where.remote() for h in self._processes.handles]
         ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
         return death_among(pending, self.seats, during)
 
     def stacks(self, timeout_s: float = 10.0) -> list[str]:
         """What each worker is doing right now, as Python stacks; works while they are busy or stuck."""
-        pending = [h.stacks.remote() for h in self._crew.handles]
+        pending = [h.stacks.remote() for h in self._processes.handles]
         ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
         answers = []
         for ref, seat in zip(pending, self.seats):
@@ -235,8 +235,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def busy(self, timeout_s: float = 5.0) -> list[str]:
         """For each worker that is at a call, or does not answer: who it is and what it is doing."""
-        told = _answers([h.busy.remote() for h in self._crew.handles], timeout_s)
-        return [f"{seat}: {doing or 'no answer'}" for seat, doing in zip(self.seats, told) if doing != ""]
+        answers = _answers([h.busy.remote() for h in self._processes.handles], timeout_s)
+        return [f"{seat}: {doing or 'no answer'}" for seat, doing in zip(self.seats, answers) if doing != ""]
 
     def ask(self, method: str, *args: Any, timeout_s: float = 10.0) -> list[Any]:
         """What a method of each worker answers beside the call that it is busy with; None where no answer comes.
@@ -244,24 +244,24 @@ class RayWorkerGroup(WorkerGroup):
         The method must be quick and safe to run in a second thread. A worker that is gone is left to the running call.
         """
         role, method = role_and_method(self._roles, self._prefixed, method)
-        return _answers([h.ask.remote(role, method, *args) for h in self._crew.handles], timeout_s)
+        return _answers([h.ask.remote(role, method, *args) for h in self._processes.handles], timeout_s)
 
     def take_calls(self, timeout_s: float = 10.0) -> list[list[CallRecord]]:
         """What each process has done since the last time."""
-        told = _answers([h.take_calls.remote() for h in self._crew.handles], timeout_s)
-        return [calls or [] for calls in told]
+        answers = _answers([h.take_calls.remote() for h in self._processes.handles], timeout_s)
+        return [calls or [] for calls in answers]
 
     # ---- calls ----
 
     def prepare_call(self) -> None:
-        if self._crew.lost:
-            raise WorkerError(f"the workers {self._label} are gone: {self._crew.lost}", "make a new worker group")
-        if not self._crew.ready:
+        if self._processes.lost:
+            raise WorkerError(f"the workers {self._label} are gone: {self._processes.lost}", "make a new worker group")
+        if not self._processes.ready:
             (self._parent or self).wait_ready()
 
     def submit(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         role, method = role_and_method(self._roles, self._prefixed, method)
-        return self._crew.handles[rank].call.remote(role, method, *args, **kwargs)
+        return self._processes.handles[rank].call.remote(role, method, *args, **kwargs)
 
     def fetch(self, pending: list[Any], method: str, timeout_s: float | None = None) -> list[Any]:
         return self._await(pending, method, self.call_timeout_s if timeout_s is None else timeout_s)
@@ -274,13 +274,13 @@ class RayWorkerGroup(WorkerGroup):
     def tell(self, rank: int, method: str, *args: Any) -> None:
         """Have a quick method of one worker run beside its calls, without waiting for it."""
         role, method = role_and_method(self._roles, self._prefixed, method)
-        self._crew.handles[rank].ask.remote(role, method, *args)
+        self._processes.handles[rank].ask.remote(role, method, *args)
 
     def listen(self, rank: int, method: str, *args: Any) -> Any:
         """Start a method of one worker that waits, beside its calls, until there is something to tell: Ray's reference."""
         self.prepare_call()
         role, method = role_and_method(self._roles, self._prefixed, method)
-        return self._crew.handles[rank].listen.remote(role, method, *args)
+        return self._processes.handles[rank].listen.remote(role, method, *args)
 
     def share(self, value: Any) -> Any:
         return ray.put(value) if _is_large(value) else value
@@ -289,10 +289,10 @@ class RayWorkerGroup(WorkerGroup):
 
     _parent: RayWorkerGroup | None = None
 
-    def _start_processes(self, pool: RayResourcePool) -> _Crew:
+    def _start_processes(self, pool: RayResourcePool) -> _Processes:
         names, handles = zip(*[self._start_process(bundle) for bundle in pool.bundles()])
         seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
-        return _Crew(list(handles), list(names), seats)
+        return _Processes(list(handles), list(names), seats)
 
     def _start_process(self, bundle: Bundle, suffix: str = "") -> tuple[str, Any]:
         """Name and handle of a process in a slot: one that was started early, else a new one."""
@@ -307,26 +307,26 @@ class RayWorkerGroup(WorkerGroup):
 
     def _build(self, ranks: Sequence[int]) -> list[list[Any]]:
         """Let processes construct their workers, one list of pending answers for each role."""
-        crew = self._crew
+        processes = self._processes
         for rank in ranks:
-            crew.handles[rank].set_environment.remote({**self.worker_env, **crew.environments[rank]})
+            processes.handles[rank].set_environment.remote({**self.worker_env, **processes.environments[rank]})
         building = []
         for role, member in self._roles.items():
             shared = ray.put((member.args, member.kwargs)) if member.args or member.kwargs else None
-            building.append([crew.handles[r].build.remote(role, member.worker_class, shared) for r in ranks])
+            building.append([processes.handles[r].build.remote(role, member.worker_class, shared) for r in ranks])
         return building
 
-    def _attach(self, names: list[str]) -> _Crew:
+    def _attach(self, names: list[str]) -> _Processes:
         try:
             handles = [ray.get_actor(name) for name in names]
         except ValueError as error:
             raise WorkerError(f"a detached worker is not there: {error}", "check the names and the namespace") from None
-        crew = _Crew(handles, names, [Seat(self._label, rank, len(names)) for rank in range(len(names))])
-        self._crew = crew
+        processes = _Processes(handles, names, [Seat(self._label, rank, len(names)) for rank in range(len(names))])
+        self._processes = processes
         places = self._await([h.where.remote() for h in handles], "attaching", self.start_timeout_s)
-        crew.seats = [_seated(seat, place) for seat, place in zip(crew.seats, places)]
-        crew.ready = True
-        return crew
+        processes.seats = [_seated(seat, place) for seat, place in zip(processes.seats, places)]
+        processes.ready = True
+        return processes
 
     def _await(
         self, pending: list[Any], what: str, timeout_s: float | None = None, ranks: Sequence[int] | None = None
@@ -344,8 +344,8 @@ class RayWorkerGroup(WorkerGroup):
                 return fetch(pending, who, what, limit_s, self.doing, "controller.start_timeout_s", waited_s)
             return fetch(pending, who, what, timeout_s, self.doing)
         except QuadrigaError as error:
-            if self._crew.abandoned:
-                raise WorkersDied(self._crew.abandoned) from None
+            if self._processes.abandoned:
+                raise WorkersDied(self._processes.abandoned) from None
             unusable = starting or isinstance(error, WorkersLost)
             if not unusable:
                 done, _ = ray.wait(pending, num_returns=len(pending), timeout=GRACE_S, fetch_local=False)
@@ -353,7 +353,9 @@ class RayWorkerGroup(WorkerGroup):
                 if (death := death_among(done, self.seats, what)) is not None:  # its peers' collectives fail first
                     error, unusable = death, True
             if unusable:
-                self._crew.lost = error.what.strip().splitlines()[0 if isinstance(error, WorkersLost) else -1].strip()
+                self._processes.lost = (
+                    error.what.strip().splitlines()[0 if isinstance(error, WorkersLost) else -1].strip()
+                )
                 self.shutdown()
             raise error from None
 
@@ -373,13 +375,22 @@ class RayWorkerGroup(WorkerGroup):
     def doing(self, rank: int) -> str:
         """Where the call that a worker is busy with stands, as the end of its Python stack."""
         try:
-            return ray.get(self._crew.handles[rank].stacks.remote(only_call=True), timeout=3)
+            return ray.get(self._processes.handles[rank].stacks.remote(only_call=True), timeout=3)
         except ray.exceptions.RayError:
             return "  (it does not answer at all)"
 
 
 _SHARED_BY_SPAWN = frozenset(
-    {"_crew", "world_size", "device_name", "worker_env", "name_prefix", "start_timeout_s", "call_timeout_s", "_members"}
+    {
+        "_processes",
+        "world_size",
+        "device_name",
+        "worker_env",
+        "name_prefix",
+        "start_timeout_s",
+        "call_timeout_s",
+        "_members",
+    }
 )
 
 

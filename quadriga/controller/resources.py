@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,8 +103,6 @@ def place(demands: Sequence[Demand], nodes: Sequence[Node], use_total: bool = Fa
                 have[resource] += amount
         return False
 
-    import sys
-
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, len(order) * 2 + 1000))
     try:
@@ -131,9 +130,9 @@ def reserve_nodes(
     last_said = start
     while True:
         nodes = cluster_nodes()
-        found = place(demands, nodes)
-        if found is not None:
-            return found
+        placed = place(demands, nodes)
+        if placed is not None:
+            return placed
         patience = wait_s if place(demands, nodes, use_total=True) is None else max(wait_s, settle_s)
         waited = time.monotonic() - start
         if waited >= patience:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from quadriga.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from quadriga.data.collate import collate_pairs, collate_prompts, collate_sft
     from quadriga.data.example_dataset import PreferenceDataset, SFTDataset
     from quadriga.data.factory import (
         create_preference_dataset,
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
         create_sft_dataset,
         validation_batches,
     )
-    from quadriga.data.loader import BatchLoader
+    from quadriga.data.loader import BatchLoader, collate_pairs, collate_prompts, collate_sft
     from quadriga.data.prep.arithmetic import generate_arithmetic
     from quadriga.data.rl_dataset import RLDataset
     from quadriga.data.sampler import ResumableSampler

@@ -105,11 +105,11 @@ class ExampleDataset:
     def _encode(self, indices: np.ndarray, where: Callable[[int], str]) -> list[Example]:
         """`indices` holds each row `sides` times."""
         rows = self.rows.read(indices[:: self.sides])
-        found = [c for i, row in enumerate(rows) for c in self.conversations(row, where(i * self.sides))]
-        plain = [c for c in found if isinstance(c, tuple) and isinstance(c[0], str)]
-        if self.encoder.chat_template is None and len(plain) == len(found):
+        conversations = [c for i, row in enumerate(rows) for c in self.conversations(row, where(i * self.sides))]
+        plain = [c for c in conversations if isinstance(c, tuple) and isinstance(c[0], str)]
+        if self.encoder.chat_template is None and len(plain) == len(conversations):
             return self._encode_plain(plain, where)  # type: ignore[arg-type]
-        return encode_chats([_as_chat(*c) if isinstance(c, tuple) else c for c in found], self.encoder, where)
+        return encode_chats([_as_chat(*c) if isinstance(c, tuple) else c for c in conversations], self.encoder, where)
 
     def _encode_plain(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[Example]:
         eos = self.encoder.tokenizer.eos_token_id
@@ -180,9 +180,9 @@ def follow(row: Row, path: Sequence[str], where: str, keys: str) -> Any:
     value: Any = row
     for depth, key in enumerate(path):
         if not isinstance(value, dict) or value.get(key) is None:
-            found = ", ".join(map(repr, value)) if isinstance(value, dict) else type(value).__name__
+            there = ", ".join(map(repr, value)) if isinstance(value, dict) else type(value).__name__
             inside = f"inside {'.'.join(path[:depth])} " if depth else ""
-            raise DataError(f"{where}: there is no {key!r} {inside}(found: {found})", f"set {keys} to what there is")
+            raise DataError(f"{where}: there is no {key!r} {inside}(found: {there})", f"set {keys} to what there is")
         value = value[key]
     return value
 

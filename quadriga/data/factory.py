@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quadriga.data.collate import collate_prompts
 from quadriga.data.example_dataset import PreferenceDataset, SFTDataset
-from quadriga.data.loader import BatchLoader, Dataset, file_order_batches
+from quadriga.data.loader import BatchLoader, Dataset, collate_prompts, file_order_batches
 from quadriga.data.rl_dataset import RLDataset
 from quadriga.data.sampler import ResumableSampler, Sampler
 from quadriga.errors import ConfigError
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from quadriga.protocol import DataProto
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+TOKEN_KEYS = ("truncation", "seed", "chat_template", "apply_chat_template_kwargs")
+EXAMPLE_KEYS = (*TOKEN_KEYS, "max_length", "empty_response", "shuffle")
+"""Keys of `data` that are arguments of a dataset by the same name."""
 
 
 def create_rl_dataset(
@@ -45,20 +47,14 @@ def create_rl_dataset(
         return custom(
             data_files=data_paths, tokenizer=tokenizer, config=data_config, processor=processor, max_samples=max_samples
         )
+    own = ("max_prompt_length", "prompt_key", "reward_fn_key", "filter_overlong_prompts")
     return RLDataset(
         data_paths,
         tokenizer,
-        max_prompt_length=data_config.max_prompt_length,
-        prompt_key=data_config.prompt_key,
-        reward_fn_key=data_config.reward_fn_key,
         default_source=default_source,
-        filter_overlong_prompts=data_config.filter_overlong_prompts,
-        truncation=data_config.truncation,
         max_samples=max_samples,
         shuffle=data_config.shuffle and is_train,
-        seed=data_config.seed,
-        chat_template=data_config.chat_template,
-        apply_chat_template_kwargs=data_config.apply_chat_template_kwargs,
+        **_values(data_config, *own, *TOKEN_KEYS),
     )
 
 
@@ -90,36 +86,22 @@ def create_sft_dataset(
     data_paths: Paths, data_config: Any, tokenizer: PreTrainedTokenizerBase, max_samples: int = -1
 ) -> SFTDataset:
     """The `SFTDataset` of an SFT configuration's `data` section."""
-    return SFTDataset(
-        data_paths,
-        tokenizer,
-        prompt_key=data_config.prompt_key,
-        response_key=data_config.response_key,
-        prompt_dict_keys=data_config.prompt_dict_keys,
-        response_dict_keys=data_config.response_dict_keys,
-        messages_key=data_config.messages_key,
-        **_example_options(data_config, max_samples),
-    )
+    own = ("prompt_key", "response_key", "prompt_dict_keys", "response_dict_keys", "messages_key")
+    return SFTDataset(data_paths, tokenizer, max_samples=max_samples, **_values(data_config, *own, *EXAMPLE_KEYS))
 
 
 def create_preference_dataset(
     data_paths: Paths, data_config: Any, tokenizer: PreTrainedTokenizerBase, max_samples: int = -1
 ) -> PreferenceDataset:
     """The `PreferenceDataset` of the `data` section of a reward-model or DPO configuration."""
+    own = ("prompt_key", "chosen_key", "rejected_key")
     return PreferenceDataset(
-        data_paths,
-        tokenizer,
-        prompt_key=data_config.prompt_key,
-        chosen_key=data_config.chosen_key,
-        rejected_key=data_config.rejected_key,
-        **_example_options(data_config, max_samples),
+        data_paths, tokenizer, max_samples=max_samples, **_values(data_config, *own, *EXAMPLE_KEYS)
     )
 
 
-def _example_options(data_config: Any, max_samples: int) -> dict[str, Any]:
-    names = ("max_length", "truncation", "empty_response", "shuffle", "seed", "chat_template")
-    options = {name: getattr(data_config, name) for name in (*names, "apply_chat_template_kwargs")}
-    return {**options, "max_samples": max_samples}
+def _values(section: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in names}
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

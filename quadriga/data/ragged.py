@@ -1,8 +1,9 @@
-"""Token sequences of different lengths: many in one flat array, and what to do with one that is over its limit."""
+"""Token sequences of different lengths: many in one flat array, which tokens stay of one over its limit, and how to deal them out."""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -77,3 +78,35 @@ def kept_tokens(length: int, max_length: int, mode: str) -> np.ndarray:
         return positions[:max_length]
     head = max_length // 2
     return np.concatenate([positions[:head], positions[length - (max_length - head) :]])
+
+
+def balance_over_ranks(lengths: Sequence[int], num_ranks: int, mini_batch_rows: int | None = None) -> list[int]:
+    """An order of the rows in which equal consecutive shares, one a rank, have about equal numbers of tokens.
+
+    Rank r gets rows `[r·n/ranks, (r+1)·n/ranks)` of the result and cuts them into consecutive mini-batches. Mini-batch k
+    (rows `[k·m, (k+1)·m)` of the input) stays mini-batch k: it is dealt out over the ranks, longest rows first, each to
+    the rank with the fewest tokens so far that has room.
+    """
+    rows = len(lengths)
+    size = rows if mini_batch_rows is None else mini_batch_rows
+    if size < 1 or rows % size or size % num_ranks:
+        raise DataError(
+            f"{rows} rows in mini-batches of {size} cannot be dealt out evenly to {num_ranks} ranks",
+            f"make the rows a multiple of the mini-batch, and the mini-batch a multiple of {num_ranks}",
+        )
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for start in range(0, rows, size):
+        for share, dealt in zip(shares, _deal(range(start, start + size), lengths, num_ranks), strict=True):
+            share.extend(dealt)
+    return [row for share in shares for row in share]
+
+
+def _deal(rows: range, lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    heap = [(0, rank) for rank in range(num_ranks)]
+    for row in sorted(rows, key=lambda r: (-lengths[r], r)):
+        tokens, rank = heapq.heappop(heap)
+        hands[rank].append(row)
+        if len(hands[rank]) < len(rows) // num_ranks:
+            heapq.heappush(heap, (tokens + lengths[row], rank))
+    return [sorted(hand) for hand in hands]

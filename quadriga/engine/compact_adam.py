@@ -151,7 +151,7 @@ class _Moment:
     def write(self, values: Tensor, noise: Tensor) -> None:
         if self.kept.dtype == torch.float32:
             return  # `values` is `kept`
-        noise = noise if self.signed else noise >> 11
+        noise = noise if self.signed else noise >> 11  # led by other bits: the two moments must not err together
         if self.base is None:
             self.kept.copy_(round_at_random(values, noise, 16))
         else:
@@ -165,6 +165,8 @@ def round_at_random(values: Tensor, noise: Tensor, dropped_bits: int) -> Tensor:
 
     noise: int32, of which the last `dropped_bits` bits are random.
     """
+    # Floats of one sign are in the order of their bits, and what carries out of the fraction goes into the exponent: so
+    # adding to the bits moves a value up by a share of one step, also from one octave into the next.
     below = (1 << dropped_bits) - 1
     bits = values.view(torch.int32) + (noise & below)
     return (bits & ~below).view(torch.float32)

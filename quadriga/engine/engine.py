@@ -287,7 +287,7 @@ class TrainingEngine:
         packed = self._pack(data, rows, sizes)
         named = arguments.get("other_ids")
         if named is not None:
-            ids = data.batch[named][rows or [0]].flatten(0, 1)[packed.slots.cpu()].long()
+            ids = data.batch[named][rows or [0]].flatten(0, 1)[packed.cells.cpu()].long()
             arguments = arguments | {"other_ids": to_device(ids, self.device)}
         with self.routers.watching():
             outputs = self.model(packed, **arguments)

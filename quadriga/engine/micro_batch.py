@@ -1,11 +1,10 @@
-"""How the rows of a mini-batch become micro-batches, and how a mini-batch is dealt out to ranks.
+"""How the rows of a mini-batch become micro-batches.
 
 The result of a step does not depend on any of this (losses are normalised by global counts); its speed and memory do.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,35 +113,3 @@ def _split_largest(parts: list[list[int]]) -> list[list[int]]:
         return [*parts, []]
     middle = len(parts[at]) // 2
     return [*parts[:at], parts[at][:middle], parts[at][middle:], *parts[at + 1 :]]
-
-
-def balance_over_ranks(lengths: Sequence[int], num_ranks: int, mini_batch_rows: int | None = None) -> list[int]:
-    """An order of the rows in which equal consecutive shares, one a rank, have about equal numbers of tokens.
-
-    Rank r gets rows `[r·n/ranks, (r+1)·n/ranks)` of the result and cuts them into consecutive mini-batches. Mini-batch k
-    (rows `[k·m, (k+1)·m)` of the input) stays mini-batch k: it is dealt out over the ranks, longest rows first, each to
-    the rank with the fewest tokens so far that has room.
-    """
-    rows = len(lengths)
-    size = rows if mini_batch_rows is None else mini_batch_rows
-    if size < 1 or rows % size or size % num_ranks:
-        raise DataError(
-            f"{rows} rows in mini-batches of {size} cannot be dealt out evenly to {num_ranks} ranks",
-            f"make the rows a multiple of the mini-batch, and the mini-batch a multiple of {num_ranks}",
-        )
-    shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    for start in range(0, rows, size):
-        for share, dealt in zip(shares, _deal(range(start, start + size), lengths, num_ranks), strict=True):
-            share.extend(dealt)
-    return [row for share in shares for row in share]
-
-
-def _deal(rows: range, lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    hands: list[list[int]] = [[] for _ in range(num_ranks)]
-    heap = [(0, rank) for rank in range(num_ranks)]
-    for row in sorted(rows, key=lambda r: (-lengths[r], r)):
-        tokens, rank = heapq.heappop(heap)
-        hands[rank].append(row)
-        if len(hands[rank]) < len(rows) // num_ranks:
-            heapq.heappush(heap, (tokens + lengths[row], rank))
-    return [sorted(hand) for hand in hands]

@@ -45,7 +45,6 @@ class TokenBudget:
     def __init__(self, fixed: bool = False, auto: int = FIRST_AUTO) -> None:
         self.fixed = fixed
         self.limit: int | None = None
-        self.halvings = 0
         self.auto = auto
         self.measured = False
 
@@ -84,7 +83,6 @@ class TokenBudget:
                 f"set actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(longest_row, largest_micro_batch // 2)}",
             )
         self.limit = max(longest_row, largest_micro_batch // 2)
-        self.halvings += 1
         logger.warning(
             "out of memory in a micro-batch of %d tokens (%s); going on with at most %d tokens. "
             "Set ppo_max_token_len_per_gpu=%d to begin with that.",

@@ -52,9 +52,12 @@ def shard(model: TokenModel, device: torch.device, config: FSDPConfig) -> TokenM
     options: dict[str, Any] = {"mesh": _mesh(device, config), "reshard_after_forward": config.reshard_after_forward}
     if device.type != "cpu":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # Each layer is a unit of its own: it is gathered alone, and while it computes the next one is on its way. What is left
+    # (embedding, last norm, head) is the unit of the whole model.
     for layer in decoder_layers(model):
         fully_shard(layer, **options)
     fully_shard(model, **options)
+    # Losses are divided by the counts of all ranks already, so gradients are added up over ranks and never averaged.
     for module in _units(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -85,6 +88,7 @@ def _read_weights(model: TokenModel, reader: WeightReader, names: dict[str, str]
         own, rows = torch.empty_like(local(parameter), device=device), own_rows(parameter)
         stored = reader.read(names[name], rows)
         own.copy_(stored)
+        # A rank that stopped here would leave the others waiting in their next collective: all read on, then all stop.
         try:
             require_finite(names[name], own, reader.folder)
             if any(not torch.equal(stored, reader.read(other, rows)) for other in reader.aliases(names[name])):
@@ -210,6 +214,7 @@ def full(tensor: Tensor) -> Tensor:
 
     if not isinstance(tensor, DTensor):
         return tensor
+    # Of one rank, its part is the whole: nothing needs to be copied.
     return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
 
 

@@ -6,17 +6,20 @@ without memory, with a reader that fills each rank's part when the model has bee
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
+from quadriga.config.load import require_adapter
 from quadriga.config.schema_models import ModelConfig, OtherModelConfig
 from quadriga.errors import ConfigError, DataError
 from quadriga.models.attention import register_packed_attention
@@ -55,16 +58,14 @@ def end_token_ids(module: nn.Module, tokenizer: Any) -> list[int]:
 
 def generation_end_tokens(path: str, tokenizer: Any) -> list[int]:
     """`end_token_ids` of the model of that name or folder, without loading it."""
-    from types import SimpleNamespace
-
     from transformers import GenerationConfig
 
     source = resolve_model_path(path)
     try:
-        told = GenerationConfig.from_pretrained(source)
+        generation_config = GenerationConfig.from_pretrained(source)
     except OSError:  # it has none
-        told = None
-    return end_token_ids(SimpleNamespace(generation_config=told), tokenizer)  # type: ignore[arg-type]
+        generation_config = None
+    return end_token_ids(SimpleNamespace(generation_config=generation_config), tokenizer)  # type: ignore[arg-type]
 
 
 def model_vocabulary(path: str, trust_remote_code: bool) -> int:
@@ -283,8 +284,6 @@ def override(model_config: Any, changes: dict[str, Any]) -> None:
     known = model_config.to_dict()
     for key, value in changes.items():
         if key not in known:
-            import difflib
-
             near = difflib.get_close_matches(key, known, n=1)
             raise ConfigError(
                 f"model.override_config: {type(model_config).__name__} has no key {key!r}",
@@ -300,8 +299,6 @@ def override(model_config: Any, changes: dict[str, Any]) -> None:
 
 def _with_adapter(model: Any, config: ModelConfig) -> Any:
     from peft import LoraConfig, PeftModel, get_peft_model
-
-    from quadriga.config.load import require_adapter
 
     if config.lora_adapter_path:
         require_adapter(config.lora_adapter_path)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quadriga.accelerator import device_module
 from quadriga.models.exact import is_exact
+from quadriga.models.kernels.cpu import operations
 from quadriga.models.kernels.cpu.linear import add_weight_gradient, input_gradient, prefers_onednn, product
 from quadriga.models.kernels.cpu.operations import fits
 
@@ -265,8 +266,6 @@ def _kernels(hidden: Tensor, transform: LogitTransform) -> Any | None:
 
         return softmax
     if transform.softcap is None and fits(hidden):
-        from quadriga.models.kernels.cpu import operations
-
         return operations
     return None
 

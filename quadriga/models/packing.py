@@ -31,7 +31,7 @@ class PackedRows:
         layout: the sequences' bounds.
         predictors: `[N]` index in the stream of the token before each response token.
         targets: `[N]` the response tokens' ids.
-        slots: `[N]` their places in the flattened `[B * R]`.
+        cells: `[N]` their places in the flattened `[B * R]`.
         last_tokens: `[rows with tokens]` index in the stream of each row's last token.
         nonempty_rows: `[rows with tokens]` which rows these are.
         shape: `(B, R)`.
@@ -43,7 +43,7 @@ class PackedRows:
     layout: SequenceLayout
     predictors: Tensor
     targets: Tensor
-    slots: Tensor
+    cells: Tensor
     last_tokens: Tensor
     nonempty_rows: Tensor
     shape: tuple[int, int]
@@ -60,7 +60,7 @@ class PackedRows:
             layout=self.layout.to(device),
             predictors=move(self.predictors),
             targets=move(self.targets),
-            slots=move(self.slots),
+            cells=move(self.cells),
             last_tokens=move(self.last_tokens),
             nonempty_rows=move(self.nonempty_rows),
         )
@@ -68,7 +68,7 @@ class PackedRows:
     def unpack(self, per_token: Tensor) -> Tensor:
         """`[N]` or `[N, K]` values of the response tokens → `[B, R]` or `[B, R, K]`, 0 where there is none. Differentiable."""
         (rows, width), inner = self.shape, per_token.shape[1:]
-        return per_token.new_zeros(rows * width, *inner).index_copy(0, self.slots, per_token).view(rows, width, *inner)
+        return per_token.new_zeros(rows * width, *inner).index_copy(0, self.cells, per_token).view(rows, width, *inner)
 
 
 def pack_rows(
@@ -114,8 +114,8 @@ def pack_rows(
             leader * width + start : leader * width + end
         ]
 
-    wanted_slots = wanted.flatten().nonzero().squeeze(-1)
-    token_rows, columns = wanted_slots // wanted.shape[1], wanted_slots % wanted.shape[1] + prompt_width
+    response_cells = wanted.flatten().nonzero().squeeze(-1)
+    token_rows, columns = response_cells // wanted.shape[1], response_cells % wanted.shape[1] + prompt_width
     _check_predictable(valid, first, token_rows, columns)
     wanted_cells = token_rows * width + columns
     positions = valid.cumsum(-1).sub_(1).flatten()
@@ -125,7 +125,7 @@ def pack_rows(
         layout=SequenceLayout.of(segments.lengths, segments.prefixes),
         predictors=in_stream[wanted_cells - 1],
         targets=input_ids.flatten()[wanted_cells],
-        slots=wanted_slots,
+        cells=response_cells,
         last_tokens=in_stream[nonempty * width + first[nonempty] + lengths[nonempty] - 1],
         nonempty_rows=nonempty,
         shape=(rows, wanted.shape[1]),

@@ -38,9 +38,9 @@ class RouterWatch:
         finally:
             self._last, self._seen = self._seen, None
 
-    def _see(self, module: nn.Module, arguments: Any, told: Any) -> None:
-        if self._seen is not None and isinstance(told, tuple) and len(told) == 3:
-            self._seen.append((told[0], told[2]))
+    def _see(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self._seen is not None and isinstance(output, tuple) and len(output) == 3:
+            self._seen.append((output[0], output[2]))
 
     def balance(self, tokens: int, shared_with: SequenceParallel | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The auxiliary loss of the watched pass, with gradient, and figures of it.

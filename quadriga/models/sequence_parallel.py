@@ -93,7 +93,7 @@ class SequenceParallel:
             layout=layout,
             predictors=packed.predictors[own] - start,
             targets=packed.targets[own],
-            slots=packed.slots[own],
+            cells=packed.cells[own],
             last_tokens=packed.last_tokens[last] - start,
             nonempty_rows=packed.nonempty_rows[last],
         )

@@ -147,7 +147,7 @@ class PolicyModel(TokenModel):
         `other_log_probs` of `other_ids[N, K]`, and the likeliest `top_ids` of the first `top_of`, with `top_log_probs`, `[N, k]`."""
         hidden = self.last_hidden_state(packed)
         head = self.huggingface.get_output_embeddings()
-        told = token_log_probs(
+        statistics = token_log_probs(
             select_rows(hidden, packed.predictors),
             head.weight,
             packed.targets,
@@ -159,7 +159,7 @@ class PolicyModel(TokenModel):
             top_k=top_k,
             top_of=top_of,
         )
-        return {name: values for name, values in told._asdict().items() if values is not None}
+        return {name: values for name, values in statistics._asdict().items() if values is not None}
 
 
 def logit_transform(config: Any) -> LogitTransform:

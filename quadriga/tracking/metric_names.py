@@ -209,9 +209,6 @@ TIMING: dict[str, Metric] = {
     "timing_s/adv": Metric("advantages", "s", ".2f", "advantages"),
     "timing_s/update_critic": Metric("update of the critic", "s", ".2f", "update critic"),
     "timing_s/update_actor": Metric("update of the actor", "s", ".2f", "update actor"),
-    "timing_s/replace_rollout": Metric(
-        "a new rollout engine in place of one that died; absent otherwise", "s", ".2f", "new engine"
-    ),
     "timing_s/update_weights": Metric("new weights to the rollout engine", "s", ".2f", "weights"),
     "timing_s/testing": Metric("validation", "s", ".2f", "validation"),
     "timing_s/save_checkpoint": Metric(

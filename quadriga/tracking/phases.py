@@ -78,14 +78,8 @@ class Phases:
             self._timeline.flush()
         return {f"timing_s/{name}": value for name, value in seconds.items()}
 
-    def running(self) -> list[tuple[str, float]]:
-        """The phases that have not ended, outermost first, each with its seconds so far: where a run hangs."""
-        now = time.perf_counter()
-        with self._lock:
-            return [(phase.name, now - phase.began) for phase in self._open]
-
     def open_phases(self) -> list[Phase]:
-        """The same as objects, for a watchdog."""
+        """The phases that have not ended, outermost first: where a run hangs."""
         with self._lock:
             return list(self._open)
 

@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +25,7 @@ from quadriga.atomic_file import named_disk_errors
 from quadriga.config.no_effect import values_without_effect
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SCHEMAS
-from quadriga.config.typed import all_keys
+from quadriga.config.typed import all_keys, get_key, set_key
 from quadriga.errors import ConfigError
 
 WORDS = ("save", "validate", "stop", "set")
@@ -158,7 +157,7 @@ class Steering:
     ) -> None:
         self._folder = None if run is None else run / "steering"
         self._schema, self._enabled = type(config), config.trainer.steering
-        self._given = {key: _value(config, key) for key in SETTABLE[self._schema]}
+        self._given = {key: get_key(config, key) for key in SETTABLE[self._schema]}
         self._record, self._say, self._since, self._share = record, say, since, share
         self._wanted: set[str] = set()
         self._past = share([] if self._folder is None else self._obeyed_before(self._folder))
@@ -211,11 +210,11 @@ class Steering:
 
     def _set(self, trainer: Steerable, command: Command) -> str:
         """Change a key where it is read. Returns what was done."""
-        before = _value(trainer.config, command.key)
+        before = get_key(trainer.config, command.key)
         problem = _no_effect(trainer.config, command) or trainer.set_key(command.key, command.value)
         if problem:
             return f"{NOT_DONE}{problem}"
-        _put(trainer.config, command.key, command.value)
+        set_key(trainer.config, command.key, command.value)
         return f"{before} → {command.value}"
 
     def _forget(self, given: Command, told: list[Command]) -> None:
@@ -258,18 +257,9 @@ def _no_effect(config: Any, command: Command) -> str:
     if type(config) not in (Config, *SCHEMAS.values()):
         return ""
     changed = deepcopy(config)
-    _put(changed, command.key, command.value)
+    set_key(changed, command.key, command.value)
     reasons = values_without_effect(changed, {command.key})
     return "; ".join(f"it has no effect, {why}" for why, _ in reasons)
-
-
-def _value(config: Any, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
-
-
-def _put(config: Any, key: str, value: Any) -> None:
-    section, _, name = key.rpartition(".")
-    setattr(_value(config, section), name, value)
 
 
 def was_obeyed(run: Path, command: Command) -> Command | None:

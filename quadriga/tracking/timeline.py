@@ -41,11 +41,9 @@ class Timeline:
     def add(self, name: str, start: float, seconds: float, lane: str = "driver", **details: Any) -> None:
         """A phase that began at `start` and took `seconds`; `details` appear when it is selected in the viewer."""
         event = {"name": name, "ph": "X", "ts": round(start * 1e6), "dur": max(round(seconds * 1e6), 1)}
-        self._put(event, lane, details)
-
-    def mark(self, name: str, when: float, lane: str = "driver", **details: Any) -> None:
-        """A moment, e.g. "resumed"."""
-        self._put({"name": name, "ph": "i", "s": "g", "ts": round(when * 1e6)}, lane, details)
+        with self._lock:
+            if not self._full:
+                self._waiting.append(event | {"pid": 1, "tid": self._lane(lane), "args": details})
 
     def flush(self) -> None:
         """Add what was collected since the last time to the file."""
@@ -53,11 +51,6 @@ class Timeline:
             events, self._waiting = self._waiting, []
             if events and not self._full:
                 self._write(b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events))
-
-    def _put(self, event: dict[str, Any], lane: str, details: dict[str, Any]) -> None:
-        with self._lock:
-            if not self._full:
-                self._waiting.append(event | {"pid": 1, "tid": self._lane(lane), "args": details})
 
     def _lane(self, lane: str) -> int:
         number = self._lanes.get(lane)

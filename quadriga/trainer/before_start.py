@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quadriga.config.devices import detect_local_device
 from quadriga.config.host_memory import host_items, require_host_memory
@@ -25,7 +25,9 @@ from quadriga.controller.placement_env import refuse_unknown_interfaces
 from quadriga.errors import ConfigError, DataError, QuadrigaError, ResourceError, refuse_hidden_packages
 from quadriga.host import usable_memory
 from quadriga.tracking.sinks import sink_problems
-from quadriga.workers.base import WorkerReport
+
+if TYPE_CHECKING:
+    from quadriga.workers.base import WorkerReport  # brings torch, which the driver does without
 
 SURELY_TOO_MUCH = 1.15
 """Of the memory of a machine with CPUs: by so much the estimate may err."""
@@ -75,16 +77,16 @@ def supervised_problems_here(config: Any) -> Iterator[tuple[str, str]]:
 
 def _problems_of(*checks: Callable[[], None]) -> Iterable[tuple[str, str]]:
     """What each of them raises, once."""
-    found: dict[tuple[str, str], None] = {}
+    problems: dict[tuple[str, str], None] = {}
     for check in checks:
         try:
             check()
         except QuadrigaError as error:
-            found[error.what, error.fix] = None
+            problems[error.what, error.fix] = None
         except OSError as error:
             name = error.filename or "a file that this run needs"
-            found[f"{name} cannot be read: {error.strerror or error}", "check who may read it, and its disk"] = None
-    return found
+            problems[f"{name} cannot be read: {error.strerror or error}", "check who may read it, and its disk"] = None
+    return problems
 
 
 def _interfaces() -> None:
@@ -142,7 +144,7 @@ def _memory(config: Config) -> None:
 
 def _engine(config: Config) -> None:
     if config.actor_rollout_ref.rollout.name == "vllm":
-        from quadriga.config.installed_vllm import require_usable
+        from quadriga.config.vllm import require_usable
 
         require_usable()
 

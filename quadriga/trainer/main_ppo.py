@@ -16,7 +16,7 @@ import hydra
 from quadriga.config.command_line import compose_file, hydra_errors, take_file
 from quadriga.config.load import load_config, screen_overrides
 from quadriga.config.needs import need_critic, need_reference_policy
-from quadriga.config.placement import placement_of
+from quadriga.config.placement import Role, placement_of
 from quadriga.config.run_name import with_run_name
 from quadriga.config.schema import Config
 from quadriga.errors import QuadrigaError, WorkerError, run_command
@@ -26,7 +26,6 @@ from quadriga.tracking.steady_output import steady_output
 from quadriga.trainer.before_start import auto_set_device, problems_here
 from quadriga.trainer.constants_ppo import get_ppo_ray_runtime_env
 from quadriga.trainer.kernel_cache import TRITON_CACHE, kernel_cache
-from quadriga.trainer.ppo.crew import Role
 
 if TYPE_CHECKING:
     from quadriga.trainer.ppo.ray_trainer import RayPPOTrainer

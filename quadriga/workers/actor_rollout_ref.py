@@ -12,6 +12,10 @@ from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.config.schema_models import FSDPConfig
 from quadriga.controller.dispatch import Dispatch, register
+from quadriga.engine import TrainingEngine
+from quadriga.engine.sharding import is_sharded
+from quadriga.engine.weights import host_state_dict
+from quadriga.models.exact import check_family, check_gap
 from quadriga.protocol import DataProto
 from quadriga.rollout.interface import WeightsEcho
 from quadriga.workers.base import LearningWorker, named
@@ -38,9 +42,6 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
         """Load the model and, for the actor, make its optimiser and, unless that has its own pool, its rollout engine."""
-        from quadriga.engine import TrainingEngine
-        from quadriga.engine.sharding import is_sharded
-        from quadriga.models.exact import check_family
         from quadriga.models.load import load_policy
         from quadriga.models.outline import outline
 
@@ -118,10 +119,10 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
         rollout = self.policy_config.rollout
         limits = micro_batch_limits(rollout, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
         squares = need_sum_pi_squared(self.config)
-        told = self.engine.token_statistics(data, rollout.temperature, with_sum_pi_squared=squares, **limits)
-        columns = {"old_log_probs": told["log_probs"]}
+        statistics = self.engine.token_statistics(data, rollout.temperature, with_sum_pi_squared=squares, **limits)
+        columns = {"old_log_probs": statistics["log_probs"]}
         if squares:
-            columns["sum_pi_squared"] = told["sum_pi_squared"]
+            columns["sum_pi_squared"] = statistics["sum_pi_squared"]
         return DataProto.from_dict(tensors=columns)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -141,8 +142,6 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:
         """`ppo_epochs` passes of mini-batches, one optimiser step each; then one step of the schedule."""
-        from quadriga.models.exact import check_gap
-
         actor = self.policy_config.actor
         limits = micro_batch_limits(actor, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
         parts = mini_batches(
@@ -152,7 +151,7 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
             actor.shuffle,
             self.config.data.seed + data.meta_info["step"],
         )
-        meta, told = data.meta_info, []
+        meta, by_update = data.meta_info, []
         loss_fn = actor_loss(
             actor,
             max_response_length=self.config.data.max_response_length,
@@ -169,15 +168,15 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
             figures = self.engine.train_mini_batch(
                 part, loss_fn, temperature=temperature, with_entropy=True, other_ids=top_ids, **limits
             )
-            told.append(figures | seen)
+            by_update.append(figures | seen)
         self.engine.end_step()
-        for later in told[1:]:  # they meet weights that have moved since: no gap of the rollout
+        for later in by_update[1:]:  # they meet weights that have moved since: no gap of the rollout
             later.pop("rollout/logprob_diff_mean", None)
             later.pop("rollout/logprob_diff_max", None)
         if self.config.async_training.staleness == 0:
             # The first mini-batch meets the weights that generated it.
-            check_gap(told[0].get("rollout/logprob_diff_mean"))
-        figures = mean_of(told)
+            check_gap(by_update[0].get("rollout/logprob_diff_mean"))
+        figures = mean_of(by_update)
         if actor.use_kl_loss:
             figures["kl_coef"] = actor.kl_loss_coef
         return DataProto(meta_info={"metrics": named(figures, "actor")})
@@ -185,7 +184,6 @@ class ActorRolloutRefWorker(GeneratingWorker, LearningWorker):
     def checkpoint_parts(self) -> dict[str, Any]:
         """The engine's state, and on the first rank the policy as a Hugging Face folder."""
         from quadriga.checkpoint.huggingface import PART
-        from quadriga.engine.weights import host_state_dict
 
         weights = host_state_dict(self.engine.model)  # all ranks take part
         parts = super().checkpoint_parts()

@@ -9,8 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from quadriga.config.host_memory import host_items, require_host_memory
 from quadriga.config.schema import Config
+from quadriga.config.typed import set_key
 from quadriga.controller.dispatch import Dispatch, register
 from quadriga.controller.worker import Worker
 from quadriga.errors import WorkerError
@@ -70,7 +73,6 @@ class RunWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join(self) -> WorkerReport:
         """Get ready. Where the ranks have collectives, join them and prove it: every rank must hear of every other."""
-        import torch
         from transformers.utils import logging as transformers_logging
 
         from quadriga.models.exact import set_exact
@@ -101,7 +103,6 @@ class RunWorker(Worker):
 
     def _connect(self) -> str:
         """Join the collectives; returns what carries them."""
-        import torch
         import torch.distributed as dist
 
         self.init_process_group(self.config.actor_rollout_ref.nccl_timeout)
@@ -137,11 +138,7 @@ class LearningWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_key(self, key: str, value: Any) -> None:
         """Another value of a configuration key, from the next update on: the learning rate, the weight of a loss term."""
-        section, _, name = key.rpartition(".")
-        target: Any = self.config
-        for part in section.split("."):
-            target = getattr(target, part)
-        setattr(target, name, value)
+        set_key(self.config, key, value)
         schedule = self.engine.schedule
         if schedule is not None:
             schedule.move_to(schedule.step)  # its factor of this step, of the new learning rate
@@ -197,7 +194,6 @@ def named(metrics: dict[str, float], role: str) -> dict[str, float]:
 
 def warm_up() -> None:
     """Load the libraries, and touch the device."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (loaded when first named)
 
     import quadriga.engine

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.controller.dispatch import Dispatch, register
+from quadriga.engine import TrainingEngine
+from quadriga.engine.sharding import is_sharded
 from quadriga.protocol import DataProto
 from quadriga.workers.base import LearningWorker, named
 from quadriga.workers.losses import critic_loss
@@ -17,8 +19,6 @@ class CriticWorker(LearningWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self, total_steps: int | None = None) -> None:
-        from quadriga.engine import TrainingEngine
-        from quadriga.engine.sharding import is_sharded
         from quadriga.models.load import load_value_model
 
         critic = self.config.critic
@@ -50,9 +50,9 @@ class CriticWorker(LearningWorker):
         loss_fn = critic_loss(
             critic, self.config.actor_rollout_ref.actor.loss_scale_factor or self.config.data.max_response_length
         )
-        told = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
+        by_update = [self.engine.train_mini_batch(part, loss_fn, **self._limits()) for part in parts]
         self.engine.end_step()
-        return DataProto(meta_info={"metrics": named(mean_of(told), "critic")})
+        return DataProto(meta_info={"metrics": named(mean_of(by_update), "critic")})
 
     def _limits(self) -> dict[str, Any]:
         return micro_batch_limits(self.config.critic, "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadriga.algorithms import compute_policy_loss, default_agg_mode, entropy_loss, kl_loss, value_loss
+from quadriga.algorithms import compute_policy_loss, default_agg_mode, entropy_bonus, kl_loss, value_loss
 from quadriga.algorithms.aggregate import Aggregation
 from quadriga.algorithms.distillation import TOP_K_MODES, sampled_token_loss, top_k_loss
 from quadriga.algorithms.policy_losses import LossAndMetrics
@@ -56,7 +56,7 @@ def actor_loss(
         log_prob, mask = outputs["log_probs"], micro["response_mask"]
         loss_agg = counts.aggregation(agg_mode, constant)
         sampled = micro.get("rollout_sampled_log_probs", micro.get("rollout_log_probs"))
-        dropping, told = loss_agg, {}
+        dropping, more = loss_agg, {}
         if "token_weights" in micro:
             dropping = dropping.weighted(micro["token_weights"])
         if delta is not None:
@@ -68,7 +68,7 @@ def actor_loss(
                 delta=delta,
             )
             dropping = dropping.weighted(keep)
-            told["actor/opsm_dropped"] = loss_agg.token_mean(1 - keep, mask)
+            more["actor/opsm_dropped"] = loss_agg.token_mean(1 - keep, mask)
         versions = micro.get("token_versions")
         if versions is None and version is not None:
             versions = torch.full_like(mask, version - 1)
@@ -90,19 +90,19 @@ def actor_loss(
             clip_ratio_c=actor.clip_ratio_c,
             **options,
         )
-        metrics |= told
+        metrics |= more
         metrics["actor/pg_loss"] = loss.detach()
         if taught is not None:
-            from_teacher, told = taught(outputs, micro, loss_agg)
+            from_teacher, more = taught(outputs, micro, loss_agg)
             loss = loss + from_teacher if has_policy_loss else from_teacher
-            metrics |= told
+            metrics |= more
         if "entropy" in outputs:
-            entropy, told = entropy_loss(entropy=outputs["entropy"], response_mask=mask, loss_agg=loss_agg)
-            metrics |= told
+            entropy, more = entropy_bonus(entropy=outputs["entropy"], response_mask=mask, loss_agg=loss_agg)
+            metrics |= more
             if bonus:
                 loss = loss - bonus * entropy
         if actor.use_kl_loss:
-            kl, told = kl_loss(
+            kl, more = kl_loss(
                 log_prob=log_prob,
                 ref_log_prob=micro["ref_log_prob"],
                 response_mask=mask,
@@ -110,7 +110,7 @@ def actor_loss(
                 kind=actor.kl_loss_type,
             )
             loss = loss + actor.kl_loss_coef * kl
-            metrics |= told
+            metrics |= more
         if "rollout_log_probs" in micro:
             gap = (log_prob.detach() - micro["rollout_log_probs"]).abs()
             metrics["rollout/logprob_diff_mean"] = loss_agg.token_mean(gap, mask)

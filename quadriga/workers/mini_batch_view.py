@@ -74,11 +74,11 @@ class MiniBatchView:
         """What the decisions are made of, of all ranks' rows, and which rows are this rank's."""
         limits = micro_batch_limits(self.rollout, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
         wants_entropy = self.loss.entropy_top_ratio is not None
-        told = self.engine.token_statistics(part, self.rollout.temperature, with_entropy=wants_entropy, **limits)
-        columns: dict[str, Tensor] = {"log_probs": told["log_probs"]}
+        statistics = self.engine.token_statistics(part, self.rollout.temperature, with_entropy=wants_entropy, **limits)
+        columns: dict[str, Tensor] = {"log_probs": statistics["log_probs"]}
         if wants_entropy:
-            columns["entropy"] = told["entropy"]
-        columns["old_log_probs"] = part.batch.get("old_log_probs", told["log_probs"])
+            columns["entropy"] = statistics["entropy"]
+        columns["old_log_probs"] = part.batch.get("old_log_probs", statistics["log_probs"])
         columns |= {name: part.batch[name] for name in ("advantages", "response_mask")}
         ids = torch.where(part.batch["attention_mask"].bool(), part.batch["input_ids"], 0)
         columns["priority"] = random_priorities(ids, columns["response_mask"].shape[1], self.seed * 1_000_003 + draw)

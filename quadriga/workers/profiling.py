@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quadriga.config.check import profiler_section
+from quadriga.config.needs import profiler_section
 from quadriga.config.schema import Config
 from quadriga.errors import ConfigError
 

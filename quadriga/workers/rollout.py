@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
+
 from quadriga.config.schema import Config
 from quadriga.controller.call_record import CallMeter
 from quadriga.controller.device_gate import DEVICE_GATE
 from quadriga.controller.dispatch import Dispatch, register
-from quadriga.rollout.interface import Request, WeightsEcho
+from quadriga.rollout.interface import Request, WeightsEcho, create_engine
+from quadriga.rollout.rank_set import RankSet, SetOpening
 from quadriga.rollout.service import Delivery, GenerationService
 from quadriga.rollout.set_service import FollowingService, LeadingService
 from quadriga.workers.base import RunWorker
@@ -31,8 +34,6 @@ class GeneratingWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def open_set(self) -> Any:
         """By the first of each tensor parallel set: where its members meet; the others have nothing to say."""
-        from quadriga.rollout.rank_set import SetOpening
-
         if self.rank % self.set_size:
             return None
         self._opening = SetOpening(self.policy_config.nccl_timeout)
@@ -41,16 +42,12 @@ class GeneratingWorker(RunWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_set(self, meeting: Any) -> None:
         """Meet the other members."""
-        from quadriga.rollout.rank_set import RankSet
-
         timeout_s = self.policy_config.nccl_timeout
         self.use_own_device()
         self._ranks = RankSet(self.rank % self.set_size, self.set_size, meeting, timeout_s, self.device_name)
 
     def sharded_policy(self, whole: Any, buffers: Any = None) -> Any:
         """This member's part of the policy, still without weights; `whole` is its outline."""
-        import torch
-
         from quadriga.rollout.native.sharded import ShardedModel
 
         dtype = self.rollout_dtype or torch.float32
@@ -69,8 +66,6 @@ class GeneratingWorker(RunWorker):
         Args:
             like: a module of the policy that is here already; None: the folder says what it is.
         """
-        import torch
-
         from quadriga.models.load import outline_policy
         from quadriga.models.outline import blank_copy
 
@@ -82,8 +77,6 @@ class GeneratingWorker(RunWorker):
     @property
     def rollout_dtype(self) -> Any:
         """What the rollout engine computes in; None: as the weights are."""
-        import torch
-
         return None if self.device_name == "cpu" else torch.bfloat16
 
     @property
@@ -94,7 +87,6 @@ class GeneratingWorker(RunWorker):
     def start_service(self, module: Any, tokenizer: Any) -> None:
         """Make the engine that generates with `module`, or with a model of its own like it, and the service around it."""
         from quadriga.models.load import end_token_ids
-        from quadriga.rollout.interface import create_engine
 
         rollout = self.policy_config.rollout
         engine = create_engine(

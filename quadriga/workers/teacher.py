@@ -87,10 +87,10 @@ def taught_columns(
     the first `vocabulary` ids."""
     rollout = config.actor_rollout_ref.rollout
     limits = micro_batch_limits(rollout, "log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu")
-    told = engine.token_statistics(
+    statistics = engine.token_statistics(
         data, rollout.temperature, top_k=need_teacher_top_k(config), top_of=vocabulary, **limits
     )
-    columns = {TEACHER_COLUMNS[name]: values for name, values in told.items()}
+    columns = {TEACHER_COLUMNS[name]: values for name, values in statistics.items()}
     if "teacher_top_ids" in columns:
         columns["teacher_top_ids"] = columns["teacher_top_ids"].int()  # half of what travels
     return columns

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from random_batches import make_batch, seeds, sizes
 
-from quadriga.algorithms import AGGREGATION_MODES, Aggregation, count_tokens_and_sequences, entropy_loss
+from quadriga.algorithms import AGGREGATION_MODES, Aggregation, count_tokens_and_sequences, entropy_bonus
 from quadriga.errors import ConfigError, DataError
 
 modes = pytest.mark.parametrize("mode", AGGREGATION_MODES)
@@ -96,7 +96,7 @@ def test_negative_counts_are_refused():
 def test_entropy_is_aggregated_like_the_policy_loss_and_logged_by_token(mode):
     agg = Aggregation.of_batch(mode, MASK)
     entropy = LOSS.clone().requires_grad_()
-    loss, metrics = entropy_loss(entropy=entropy, response_mask=MASK, loss_agg=agg)
+    loss, metrics = entropy_bonus(entropy=entropy, response_mask=MASK, loss_agg=agg)
     assert loss == agg(LOSS, MASK)
     assert loss.requires_grad
     assert metrics["actor/entropy"].item() == 4.0

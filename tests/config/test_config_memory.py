@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from quadriga.commands.plan import show_plan
 from quadriga.config import Config
 from quadriga.config.host_memory import host_items, require_host_memory
-from quadriga.config.memory import GENERATE, PHASES, UPDATE_ACTOR, USABLE, MemoryItem, whole_copy_fits
+from quadriga.config.memory import GENERATE, PHASES, UPDATE_ACTOR, USABLE, MemoryItem
 from quadriga.config.model_shape import read_model_shape
 from quadriga.config.plan import Plan, make_plan
 from quadriga.errors import ResourceError
@@ -217,14 +217,6 @@ def test_more_nodes_are_named_only_where_they_would_do(plan_of: Callable[..., Pl
     assert plan.savings.nodes > 1
     assert plan_of(M7, **recomputed, trainer__nnodes=plan.savings.nodes).fits
     assert plan_of(M70, trainer__n_gpus_per_node=8).savings.nodes == 0, "a whole copy to generate fits no H100"
-
-
-def test_whether_a_whole_copy_fits_is_a_question_of_its_own(tmp_path: Path) -> None:
-    assert whole_copy_fits(write(tmp_path / "7b", M7), 8, H100)
-    assert whole_copy_fits(write(tmp_path / "7b", M7), 1, H100) is False
-    assert whole_copy_fits(write(tmp_path / "32b", M32), 32, H100)
-    assert whole_copy_fits(write(tmp_path / "70b", M70), 32, H100) is False
-    assert whole_copy_fits("org/not-here", 8, H100) is None
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from quadriga.commands.plan import show_plan
 from quadriga.config import Config
+from quadriga.config.parallel import unplanned
 from quadriga.config.plan import make_plan
-from quadriga.config.tensor_parallel import unplanned
 from quadriga.errors import ConfigError
 
 Load = Callable[[dict[str, Any]], Config]

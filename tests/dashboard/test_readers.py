@@ -357,7 +357,7 @@ def test_a_timeline_whose_file_is_full_says_so(tmp_path: Path) -> None:
     writer = Timeline(folder / "timeline.json")
     writer.add("gen", 1000.0, 1.0, step=1)
     for k in range(60):
-        writer.mark("x" * 1_000_000, 1000.0 + k)
+        writer.add("x" * 1_000_000, 1000.0 + k, 1.0)
         writer.flush()
     assert Timelines().steps(the_run(folder)) == {"steps": [1], "full": True}
 

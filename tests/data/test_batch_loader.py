@@ -1,4 +1,4 @@
-"""Batches: padding to the longest row, stable uids, and a resume that is bit-identical wherever it happens."""
+"""Batches: padding to the longest row, stable uids, a resume that is bit-identical wherever it happens, and dealing to ranks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from quadriga.data import (
     create_rl_sampler,
     validation_batches,
 )
+from quadriga.data.ragged import balance_over_ranks
 from quadriga.errors import ConfigError, DataError
 
 WORDS = ["a", "bcd", "ef", "ghijk", "l", "mnopqrs", "t"]
@@ -296,3 +297,31 @@ def test_a_schema_configuration_drives_the_factories(write, tokenizer):
     config.train_batch_size = 2
     loader = create_rl_loader(config, create_rl_dataset(config.train_files, config, tokenizer), tokenizer)
     assert len(loader.next_batch()[1]) == 2
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.data())
+def test_balancing_never_moves_a_row_to_another_mini_batch(ranks, batches, rows_per_rank, data):
+    size = ranks * rows_per_rank
+    lengths = data.draw(st.lists(st.integers(1, 99), min_size=size * batches, max_size=size * batches))
+    order = balance_over_ranks(lengths, ranks, size)
+    share = len(lengths) // ranks
+    for batch in range(batches):
+        dealt = [
+            row
+            for rank in range(ranks)
+            for row in order[rank * share + batch * rows_per_rank : rank * share + (batch + 1) * rows_per_rank]
+        ]
+        assert sorted(dealt) == list(range(batch * size, (batch + 1) * size))
+
+
+def test_balancing_evens_out_the_tokens_of_ranks():
+    lengths = [100, 90, 80, 70, 10, 20, 30, 40]
+    order = balance_over_ranks(lengths, 2)
+    tokens = [sum(lengths[row] for row in order[:4]), sum(lengths[row] for row in order[4:])]
+    assert max(tokens) - min(tokens) <= 20
+
+
+def test_rows_that_cannot_be_dealt_out_evenly_are_refused():
+    with pytest.raises(DataError, match="cannot be dealt out evenly to 4 ranks"):
+        balance_over_ranks([1] * 6, 4)

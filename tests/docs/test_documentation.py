@@ -20,6 +20,8 @@ from quadriga.cli import COMMANDS
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.config.typed import all_keys, is_free_form, is_known
+from quadriga.errors import ConfigError
+from quadriga.registry import import_named
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((REPO / "docs").glob("*.md")), REPO / "README.md", REPO / "examples" / "README.md"]
@@ -180,3 +182,19 @@ def test_no_row_of_a_table_is_cut_off_from_its_head(page):
     for before, line, after in zip(lines, lines[1:], lines[2:]):
         starts = line.startswith("|") and not before.startswith("|")
         assert not starts or re.fullmatch(r"\|[\s:|-]+\|", after.strip()), line
+
+
+def test_modules_and_names_that_pages_point_to_exist():
+    wrong = []
+    for page in PAGES:
+        for dotted in re.findall(r"`(quadriga(?:\.\w+)+)", page.read_text(encoding="utf-8")):
+            try:
+                if importlib.util.find_spec(dotted) is not None:
+                    continue
+            except ModuleNotFoundError:
+                pass
+            try:
+                import_named(*dotted.rsplit(".", 1), page.name)
+            except (ConfigError, ModuleNotFoundError):
+                wrong.append(f"{page.name}: {dotted}")
+    assert wrong == []

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from quadriga.algorithms import compute_policy_loss, entropy_loss, kl_loss, value_loss
+from quadriga.algorithms import compute_policy_loss, entropy_bonus, kl_loss, value_loss
 from quadriga.config.schema_models import OptimConfig
 from quadriga.models.attention import register_packed_attention
 from quadriga.models.token_model import PolicyModel, ScalarModel, new_scalar_head
@@ -98,7 +98,7 @@ def ppo_loss(mode: str = "token-mean"):
             advantages=micro["advantages"],
             **shared,
         )
-        bonus, more = entropy_loss(entropy=outputs["entropy"], **shared)
+        bonus, more = entropy_bonus(entropy=outputs["entropy"], **shared)
         kl, _ = kl_loss(log_prob=outputs["log_probs"], ref_log_prob=micro["ref_log_prob"], kind="k3", **shared)
         return loss - 0.01 * bonus + 0.1 * kl, metrics | more
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quadriga.engine.micro_batch import RowSizes, balance_over_ranks, plan_micro_batches
+from quadriga.engine.micro_batch import RowSizes, plan_micro_batches
 from quadriga.errors import DataError
 
 _LENGTHS = st.lists(st.integers(0, 50), min_size=0, max_size=40)
@@ -48,34 +48,6 @@ def test_a_shared_prompt_counts_once_and_its_rows_stay_together():
 def test_a_budget_that_holds_nothing_is_refused():
     with pytest.raises(DataError, match="can hold nothing"):
         plan_micro_batches(RowSizes([3]), 0)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.data())
-def test_balancing_never_moves_a_row_to_another_mini_batch(ranks, batches, rows_per_rank, data):
-    size = ranks * rows_per_rank
-    lengths = data.draw(st.lists(st.integers(1, 99), min_size=size * batches, max_size=size * batches))
-    order = balance_over_ranks(lengths, ranks, size)
-    share = len(lengths) // ranks
-    for batch in range(batches):
-        dealt = [
-            row
-            for rank in range(ranks)
-            for row in order[rank * share + batch * rows_per_rank : rank * share + (batch + 1) * rows_per_rank]
-        ]
-        assert sorted(dealt) == list(range(batch * size, (batch + 1) * size))
-
-
-def test_balancing_evens_out_the_tokens_of_ranks():
-    lengths = [100, 90, 80, 70, 10, 20, 30, 40]
-    order = balance_over_ranks(lengths, 2)
-    tokens = [sum(lengths[row] for row in order[:4]), sum(lengths[row] for row in order[4:])]
-    assert max(tokens) - min(tokens) <= 20
-
-
-def test_rows_that_cannot_be_dealt_out_evenly_are_refused():
-    with pytest.raises(DataError, match="cannot be dealt out evenly to 4 ranks"):
-        balance_over_ranks([1] * 6, 4)
 
 
 @settings(deadline=None, max_examples=150)

@@ -11,7 +11,7 @@ from quadriga.config.names import OPTIMISERS
 from quadriga.config.schema_models import OptimConfig
 from quadriga.engine import TrainingEngine
 from quadriga.engine.compact_adam import CompactAdamW, decode, encode, round_at_random
-from quadriga.engine.muon import orthogonal
+from quadriga.engine.optimizer import orthogonal
 from quadriga.errors import CheckpointError
 
 OTHERS = [name for name in OPTIMISERS if name != "adamw"]
@@ -58,7 +58,7 @@ def test_the_state_takes_as_many_bytes_as_promised(name, bytes_a_weight):
     weight = torch.nn.Parameter(torch.randn(512, 1024))
     groups = [{"params": [weight], "weight_decay": 0.0}]
     if name == "muon":
-        from quadriga.engine.muon import Muon
+        from quadriga.engine.optimizer import Muon
 
         optimizer: torch.optim.Optimizer = Muon(groups, 1e-3, (0.9, 0.999), [weight])
     else:

@@ -61,6 +61,6 @@ def test_no_rank_ever_holds_the_whole_model(results):
     ((_, whole),) = results[1]["ranks"]
     assert whole > 0.9 * LARGE_BYTES
     for _, grown in results[4]["ranks"]:
-        assert grown < 0.7 * LARGE_BYTES, (
+        assert grown < 0.6 * LARGE_BYTES, (
             "a quarter in float32, the same quarter of the file in bfloat16, and a weight at work"
         )

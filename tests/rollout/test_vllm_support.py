@@ -10,10 +10,9 @@ import sys
 import pytest
 
 from quadriga.commands.doctor.packages import judge_vllm
-from quadriga.config.installed_vllm import TRY_ANY, Installed, installed, problem
 from quadriga.config.load import load_config
 from quadriga.config.needs import correction_of
-from quadriga.config.vllm_arguments import argument_problems
+from quadriga.config.vllm import TRY_ANY, Installed, argument_problems, installed, problem
 from quadriga.errors import ConfigError
 from quadriga.rollout.interface import create_engine
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,9 +11,8 @@ from quadriga.tracking.figures import plain_metrics
 from quadriga.tracking.metric_names import DOCS_PAGE, METRICS, describe, format_value, is_known, render_page
 
 PACKAGE = Path(metric_names.__file__).parents[1]
-METRIC_LITERAL = re.compile(
-    r"""["']((?:train|val|actor|critic|reward|rollout|rollout_corr|training|perf|timing_s|response_length|prompt_length)/[\w/@]+)["']"""
-)
+FIRST_PARTS = sorted({name.partition("/")[0] for name in METRICS})
+METRIC_LITERAL = re.compile(rf"""["']((?:{"|".join(FIRST_PARTS)})/[\w/@]+)["']""")
 
 
 def test_documentation_page_is_the_table() -> None:
@@ -87,3 +87,17 @@ def test_what_is_not_a_finite_number_becomes_null_and_is_named() -> None:
     assert problems["inf"] == "-inf"
     assert "str" in problems["text"]
     assert set(problems) == set(values)
+
+
+def test_every_metric_that_is_listed_is_named_by_the_package() -> None:
+    """Each fixed part of a name stands in some text or argument of the package, or nobody could record it."""
+    words: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "metric_names.py" and "compat" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    words.update(re.split(r"[/@]", node.value))
+                elif isinstance(node, (ast.keyword, ast.arg)) and node.arg:
+                    words.add(node.arg)
+    ghosts = [name for name in METRICS if not set(re.split(r"[/@]", re.sub(r"<\w+>", "", name))) - {""} <= words]
+    assert ghosts == []

@@ -29,10 +29,10 @@ SECTIONS = (
     schema_rollout.ValKwargsConfig,
     schema_rollout.RolloutConfig,
 )
-DECIDES = ("needs.py", "placement.py", "profiling.py")
+DECIDES = ("needs.py", "placement.py")
 """Rooms of `config` that do what a key says; the others look at it, write it down or refuse it."""
 NOT_IN_THIS_RUN = {
-    "ModelConfig": {"lora_alpha", "target_modules", "exclude_modules", "lora_adapter_path"},
+    "ModelConfig": {"lora_alpha", "target_modules", "exclude_modules"},
     "FSDPConfig": {"fsdp_size"},  # of several workers
     "RewardModelConfig": {"n_gpus_per_node", "nnodes"},  # of a pool of its own
     "RolloutConfig": {

@@ -88,7 +88,7 @@ def test_a_rollout_may_have_a_pool_of_its_own():
         ),
         (
             {"pools": {"a": [1], "b": [1]}, "roles": {"actor_rollout": "a", "critic": "a"}},
-            "nobody lives in the pool 'b'",
+            "no role is placed in the pool 'b'",
         ),
         ({"pools": {"a": [1]}, "roles": {"actor_rollout": "a"}}, "does not say where critic lives"),
         ({"pools": {"a": [0]}, "roles": {"actor_rollout": "a", "critic": "a"}}, "not a list of slots per node"),

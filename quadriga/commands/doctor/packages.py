@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from quadriga.commands.doctor.check import Finding, Options
-from quadriga.config import installed_vllm
+from quadriga.config import vllm as vllm_support
 
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
@@ -115,8 +115,8 @@ def judge_packages(count: int, unmet: list[Unmet]) -> list[Finding]:
     findings = []
     for problem in unmet:
         direct = problem.needed_by == "quadriga"
-        found = f"{problem.found} is installed" if problem.found else "it is not installed"
-        what = f"{problem.needed_by} needs {problem.requirement}, but {found}"
+        version = f"{problem.found} is installed" if problem.found else "it is not installed"
+        what = f"{problem.needed_by} needs {problem.requirement}, but {version}"
         findings.append(Finding("packages", "fail" if direct else "warn", what, f'pip install "{problem.requirement}"'))
     return findings or [Finding("packages", "ok", f"{count} packages, all requirements hold")]
 
@@ -129,15 +129,15 @@ def check_engines(options: Options) -> list[Finding]:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return []  # the check of the packages says so
-    return [judge_vllm(installed_vllm.installed(), torch, dict(options.env))]
+    return [judge_vllm(vllm_support.installed(), torch, dict(options.env))]
 
 
-def judge_vllm(vllm: installed_vllm.Installed | None, torch: str, env: dict[str, str]) -> Finding:
+def judge_vllm(vllm: vllm_support.Installed | None, torch: str, env: dict[str, str]) -> Finding:
     """One line: native always works, so a vLLM that cannot be used is worth a warning, one that is not there a hint."""
     if vllm is None:
         return Finding(
-            "engines", "ok", "native; vLLM is not installed", f"for rollout.name=vllm: {installed_vllm.tested_range()}"
+            "engines", "ok", "native; vLLM is not installed", f"for rollout.name=vllm: {vllm_support.tested_range()}"
         )
-    if wrong := installed_vllm.problem(vllm, torch, env):
+    if wrong := vllm_support.problem(vllm, torch, env):
         return Finding("engines", "warn", f"native; vllm not: {wrong[0]}", wrong[1])
     return Finding("engines", "ok", f"native, vllm ({vllm.package} {vllm.version})")

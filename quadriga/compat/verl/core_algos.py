@@ -23,6 +23,7 @@ from quadriga.algorithms import (
     adv_estimator_names,
     compute_advantage,
     default_agg_mode,
+    entropy_bonus,
     get_adv_estimator,
     get_policy_loss,
     kl_estimate,
@@ -34,9 +35,6 @@ from quadriga.algorithms import (
 )
 from quadriga.algorithms import (
     compute_policy_loss as _compute_policy_loss,
-)
-from quadriga.algorithms import (
-    entropy_loss as _entropy_loss,
 )
 from quadriga.algorithms import (
     register_adv_est as _register_adv_est,
@@ -468,7 +466,7 @@ def compute_entropy_loss(logits: Tensor, response_mask: Tensor, loss_agg_mode: s
 
     entropy = entropy_from_logits(logits)
     aggregation = Aggregation.of_batch(loss_agg_mode, response_mask)
-    return _entropy_loss(entropy=entropy, response_mask=response_mask, loss_agg=aggregation)[0]
+    return entropy_bonus(entropy=entropy, response_mask=response_mask, loss_agg=aggregation)[0]
 
 
 def compute_value_loss(

@@ -17,9 +17,9 @@ from quadriga.config.typed import Problems
 from quadriga.data import create_rl_dataset as _create_rl_dataset
 from quadriga.data import create_rl_sampler as _create_rl_sampler
 from quadriga.data.chat import ChatEncoder, Prompt
-from quadriga.data.collate import collate_prompts
 from quadriga.data.example_dataset import SFTDataset as _SFTDataset
 from quadriga.data.files import ListRows, Row, Rows
+from quadriga.data.loader import collate_prompts
 from quadriga.data.rl_dataset import RLDataset
 
 __all__ = ["create_rl_dataset", "create_rl_sampler"]

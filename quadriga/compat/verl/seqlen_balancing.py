@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadriga.engine.micro_batch import balance_over_ranks
+from quadriga.data.ragged import balance_over_ranks
 
 
 def calculate_workload(seqlen_list: Sequence[int] | Tensor) -> Tensor:

@@ -20,10 +20,10 @@ from quadriga.compat.verl.single_controller import Worker
 from quadriga.compat.verl.whole_config import completed
 from quadriga.compat.verl.workers import ActorRolloutRefWorker, plain_class
 from quadriga.config.needs import need_critic, need_reference_policy, need_reward_model
+from quadriga.config.placement import Role
 from quadriga.controller import ResourcePoolManager
 from quadriga.trainer.main_ppo import TaskRunner as _TaskRunner
 from quadriga.trainer.main_ppo import run_ppo as _run_ppo
-from quadriga.trainer.ppo.crew import Role
 
 __all__ = [
     "AdvantageEstimator",

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from quadriga.compat.translation import flattened
-from quadriga.config.key_problems import HYDRA_ONLY
+from quadriga.config.command_line import HYDRA_ONLY
 
 FOLDER = Path(__file__).parent / "config"
 NAMES_OF_A_RUN = ("trainer.project_name", "trainer.experiment_name", "trainer.default_local_dir")

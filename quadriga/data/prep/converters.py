@@ -9,6 +9,7 @@ from typing import Any
 from quadriga.data.files import Row
 from quadriga.data.prep.sources import make_row, user_turn
 from quadriga.errors import DataError
+from quadriga.rewards.scorers.extract import last_boxed
 
 AFTER_HASHES = 'Let\'s think step by step and output the final answer after "####".'
 IN_BOX = "Let's think step by step and output the final answer within \\boxed{}."
@@ -106,20 +107,6 @@ CONVERTERS = {
     "svamp": Converter("ChilleD/SVAMP", None, svamp, "one-step word problems, answers after ####"),
     "countdown": Converter(None, None, countdown, "reach a target number with given numbers"),
 }
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{…}` or `\fbox{…}`, braces matched; None where there is none."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
-        return None
-    begin = text.index("{", start) + 1
-    depth = 1
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[begin:position].strip()
-    return None
 
 
 def _text(example: Row, column: str) -> str:

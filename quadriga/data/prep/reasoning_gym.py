@@ -100,11 +100,11 @@ def _entries(task: str, size: int, seed: int, config: dict[str, Any]) -> Iterato
 
 
 def _rows(
-    tasks: Sequence[str], found: list[list[Any]], split: str, configs: Mapping[str, Any], instruction: str
+    tasks: Sequence[str], by_task: list[list[Any]], split: str, configs: Mapping[str, Any], instruction: str
 ) -> list[Row]:
     rows: list[Row] = []
-    for place in range(max(map(len, found))):
-        for task, entries in zip(tasks, found):
+    for place in range(max(map(len, by_task))):
+        for task, entries in zip(tasks, by_task):
             if place < len(entries):
                 entry = entries[place]
                 question = entry["question"].strip()

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from quadriga.config.schema import RewardConfig
 from quadriga.errors import DataError, RewardError
 from quadriga.rewards.functions import reward_function
@@ -139,7 +141,5 @@ def _plain(section: Any) -> dict[str, Any]:
         return {}
     if isinstance(section, dict):
         return dict(section)
-    from omegaconf import OmegaConf
-
     plain = OmegaConf.to_container(section, resolve=True)
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}

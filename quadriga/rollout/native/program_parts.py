@@ -33,7 +33,7 @@ class Parts:
             or not name.endswith("ForCausalLM")
         ):
             raise UnknownPartError(name)
-        self._check(module, name)
+        self._accept(module, name)
         model = self._child(module, "model", f"{family}Model")
         self.embedding = self._child(model, "embed_tokens", nn.Embedding).weight
         self.rotary = self._child(model, "rotary_emb", f"{family}RotaryEmbedding")
@@ -49,7 +49,7 @@ class Parts:
         self._check_weights(module)
 
     def _add_layer(self, layer: Any, kind: str) -> None:
-        self._check(layer, kind)
+        self._accept(layer, kind)
         attention, mlp = self._child(layer, "self_attn", FusedAttention), self._child(layer, "mlp", FusedMLP)
         normed = [(layer, "input_layernorm"), (layer, "post_attention_layernorm")]
         if hasattr(attention, "q_norm"):
@@ -66,11 +66,11 @@ class Parts:
 
     def _child(self, parent: Any, name: str, kind: type | str) -> Any:
         child = getattr(parent, name, None)
-        self._check(child, kind)
+        self._accept(child, kind)
         return child
 
-    def _check(self, child: Any, kind: type | str) -> None:
-        """That `child` is of exactly this class (a name: of transformers), and that nobody changed how it computes."""
+    def _accept(self, child: Any, kind: type | str) -> None:
+        """Note `child` as seen, if it is of exactly this class (a name: of transformers) and nobody changed how it computes."""
         theirs = isinstance(kind, str) and (type(child).__module__, type(child).__name__) == (self._source, kind)
         if not theirs and type(child) is not kind:
             raise UnknownPartError(f"{type(child).__name__} in the place of {kind}")

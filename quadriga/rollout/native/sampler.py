@@ -100,7 +100,7 @@ def _joined(where: Tensor, yes: Sampled, no: Sampled) -> Sampled:
 
 
 def _sample_by_kernel(logits: Tensor, table: SlotTable, slots: Tensor) -> Sampled:
-    """The same on a CPU where temperature and greed are all that is wanted."""
+    """The same on a CPU, where each row is drawn at a temperature or takes its likeliest token, and nothing else is asked for."""
     logits = logits.contiguous()
     rows, vocab = logits.shape
     tokens, log_probs = torch.empty_like(slots), logits.new_empty(rows)

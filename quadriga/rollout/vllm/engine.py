@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadriga.config.installed_vllm import require_usable
-from quadriga.config.vllm_arguments import argument_problems
+from quadriga.config.vllm import argument_problems, require_usable
 from quadriga.errors import ConfigError, ResourceError, WorkerError
 from quadriga.rollout.interface import Completion, Limits, Request, RolloutEngine, WeightsEcho, check_request
 from quadriga.rollout.vllm.messages import Clear, Load, Open, Placed, Ready, Sleep, Step

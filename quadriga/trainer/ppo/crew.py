@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from typing import Any
 
 from quadriga.checkpoint.disk import WriteState
 from quadriga.config.devices import detect_local_device
 from quadriga.config.needs import finishes_samples_first
-from quadriga.config.placement import placement_of
+from quadriga.config.placement import Role, placement_of
 from quadriga.config.schema import Config
 from quadriga.controller.pool import RayClassWithInitArgs, create_colocated_worker_cls
 from quadriga.errors import QuadrigaError
@@ -20,34 +19,6 @@ from quadriga.trainer.ppo.engines import LocalEngines, PublishedWeights, RayEngi
 from quadriga.trainer.ppo.restarts import Restarts
 from quadriga.workers.base import WorkerReport
 from quadriga.workers.weight_push import require_held
-
-
-class Role(Enum):
-    Actor = 0
-    Rollout = 1
-    ActorRollout = 2
-    Critic = 3
-    RefPolicy = 4
-    RewardModel = 5
-    ActorRolloutRef = 6
-    Env = 7
-    Teacher = 8
-
-    def __str__(self) -> str:
-        return _NAMES[self]
-
-
-_NAMES = {
-    Role.Actor: "actor",
-    Role.Rollout: "rollout",
-    Role.ActorRollout: "actor_rollout",
-    Role.Critic: "critic",
-    Role.RefPolicy: "ref",
-    Role.RewardModel: "rm",
-    Role.ActorRolloutRef: "actor_rollout_ref",
-    Role.Env: "env",
-    Role.Teacher: "teacher",
-}
 
 
 class Crew:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from quadriga.algorithms.entropy import EntropyController
 from quadriga.algorithms.shaping import pf_ppo_rows
 from quadriga.config.load import as_plain_dict
 from quadriga.config.needs import correction_of, need_reference_policy, need_sum_pi_squared
+from quadriga.config.placement import Role
 from quadriga.config.schema import Config
 from quadriga.config.typed import changed_keys
 from quadriga.controller import object_store
@@ -31,7 +32,7 @@ from quadriga.protocol.columns import object_array
 from quadriga.rollout.interface import SamplingParams
 from quadriga.rollout.router import Router
 from quadriga.trainer.ppo.contexts import further_contexts, one_row_each, with_all_contexts, without_filling
-from quadriga.trainer.ppo.crew import Crew, Role
+from quadriga.trainer.ppo.crew import Crew
 from quadriga.trainer.ppo.episodes import Episodes
 from quadriga.trainer.ppo.groups import Group, KeptGroups, batch_of, episode_figures
 from quadriga.trainer.ppo.journal import KEPT_SAMPLES
@@ -65,6 +66,16 @@ from quadriga.trainer.ppo.teachers import Teachers
 from quadriga.trainer.ppo.validation import validation_metrics
 from quadriga.trainer.ppo.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from quadriga.checkpoint import Checkpoint, CheckpointStore
+    from quadriga.controller.group import WorkerGroup
+    from quadriga.controller.local_group import LocalResourcePoolManager
+    from quadriga.data.loader import Dataset
+    from quadriga.rewards.managers import BaseRewardManager
+    from quadriga.trainer.ppo.journal import Journal
+
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role"]
 
 
@@ -89,17 +100,17 @@ class RayPPOTrainer:
     def __init__(
         self,
         config: Config,
-        tokenizer: Any,
-        role_worker_mapping: Mapping[Role, Any],
-        resource_pool_manager: Any,
-        ray_worker_group_cls: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        role_worker_mapping: Mapping[Role, type],
+        resource_pool_manager: ResourcePoolManager | LocalResourcePoolManager,
+        ray_worker_group_cls: type[WorkerGroup],
         *,
-        reward_fn: Any,
-        val_reward_fn: Any,
-        train_dataset: Any,
-        val_dataset: Any,
-        tracking: Any,
-        checkpoints: Any,
+        reward_fn: BaseRewardManager | None,
+        val_reward_fn: BaseRewardManager | None,
+        train_dataset: Dataset,
+        val_dataset: Dataset,
+        tracking: Journal,
+        checkpoints: CheckpointStore,
         restarts: Restarts | None = None,
         episodes: Episodes | None = None,
     ) -> None:
@@ -280,7 +291,12 @@ class RayPPOTrainer:
         return groups, epoch
 
     def scored_rows(
-        self, groups: list[Group], sampling: SamplingParams, reward_fn: Any, reward_model: Any, greedy: bool = False
+        self,
+        groups: list[Group],
+        sampling: SamplingParams,
+        reward_fn: BaseRewardManager | None,
+        reward_model: Any,
+        greedy: bool = False,
     ) -> DataProto:
         """Groups as rows, with `token_level_scores` and `score`: the reward function's, the reward model's, or their sum."""
         truncated = sampling.top_p < 1 or sampling.top_k > 0
@@ -502,7 +518,7 @@ class RayPPOTrainer:
             self.stream.drain()
             self.saver.start(self.step, self.state_dict(), self.stream.lots())
 
-    def resume(self, checkpoint: Any) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Go on after the step that `checkpoint` was written after. Keys that were changed since are said."""
         with self.watched("load_checkpoint"):
             self.crew.load(checkpoint)

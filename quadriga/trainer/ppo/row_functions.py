@@ -19,6 +19,7 @@ from quadriga.algorithms.shaping import length_reward
 from quadriga.algorithms.token_choice import dropped_share, second_moment_mask
 from quadriga.config.distillation import divergence_of
 from quadriga.config.schema_algorithm import AlgorithmConfig, DistillationConfig, RolloutCorrectionConfig
+from quadriga.data.ragged import balance_over_ranks
 from quadriga.errors import DataError
 from quadriga.protocol import DataProto
 from quadriga.trainer.ppo.contexts import CONTEXT_COLUMNS, by_episode
@@ -46,22 +47,12 @@ def layout(lengths: Sequence[int], mini_batches: int, world_size: int, balance: 
     """An order of the rows in which equal contiguous chunks go to the ranks.
 
     Mini-batch k is made of the k-th of `mini_batches` equal parts of the batch, and of the k-th part of every rank's chunk:
-    whatever rank a row goes to, it stays in its mini-batch. With `balance`, each mini-batch's rows are dealt to the ranks
-    from the longest to the shortest, back and forth, so that the ranks' token counts are nearly equal.
+    whatever rank a row goes to, it stays in its mini-batch. With `balance`, the ranks' token counts are nearly equal.
     """
-    rows = np.arange(len(lengths)).reshape(mini_batches, -1)
-    shares: list[list[np.ndarray]] = [[] for _ in range(world_size)]
-    for members in rows:
-        if balance and world_size > 1:
-            by_length = members[np.argsort(-np.asarray(lengths)[members], kind="stable")]
-            dealt = by_length.reshape(-1, world_size).copy()
-            dealt[1::2] = dealt[1::2, ::-1]
-            parts = [np.sort(dealt[:, rank]) for rank in range(world_size)]
-        else:
-            parts = np.split(members, world_size)
-        for rank, part in enumerate(parts):
-            shares[rank].append(part)
-    return np.concatenate([part for share in shares for part in share])
+    rows = np.arange(len(lengths)).reshape(mini_batches, world_size, -1)
+    if balance and world_size > 1:
+        return np.array(balance_over_ranks(lengths, world_size, len(lengths) // mini_batches))
+    return rows.swapaxes(0, 1).ravel()
 
 
 Computed = tuple[dict[str, Tensor], dict[str, float]]

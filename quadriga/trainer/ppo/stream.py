@@ -73,7 +73,8 @@ class Lot:
 class Scorer(Protocol):
     """A reward manager, as far as the stream knows it."""
 
-    pool: Any
+    @property
+    def pool(self) -> Any: ...
 
     def samples_of(self, data: DataProto, rows: Sequence[int], responses: list[list[int]]) -> list[Any]: ...
 

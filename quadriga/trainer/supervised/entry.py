@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quadriga.accelerator import collectives, device_module
 from quadriga.config.command_line import compose_file, compose_from_arguments, hydra_errors, quote, take_file
 from quadriga.config.devices import detect_local_device
@@ -242,7 +244,6 @@ def _end(ranks: list[subprocess.Popen[bytes]], grace_s: float) -> None:
 
 def _join_process_group(device_type: str, timeout_s: int) -> Any:
     """Join the other processes, if there are any; returns the device of this one."""
-    import torch
     import torch.distributed as dist
 
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

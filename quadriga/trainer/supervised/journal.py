@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rich.console import Console
+
 from quadriga.tracking import EventLog, Phases, RunDirectory, Timeline, Tracking
 from quadriga.tracking.console import LiveView
 from quadriga.tracking.events import how_it_ended
@@ -89,8 +91,6 @@ class Journal:
 
     def conclude(self, model: Path) -> None:
         """The summary of the finished run, on disk and on the console."""
-        from rich.console import Console
-
         from quadriga.tracking.summary import report
 
         report(self.directory, model, Console(quiet=not self._shows))

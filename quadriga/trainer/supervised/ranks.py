@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from quadriga.controller.rendezvous import outlived_the_first
-from quadriga.engine.micro_batch import balance_over_ranks
+from quadriga.data.ragged import balance_over_ranks
 from quadriga.engine.sharding import rank, world_size
 from quadriga.errors import QuadrigaError
 from quadriga.protocol import DataProto
@@ -57,11 +57,11 @@ def together(work: Callable[[], T]) -> T:
             raise
         problem = error
     if world_size() > 1:
-        told: list[str | None] = [None] * world_size()
-        dist.all_gather_object(told, None if problem is None else str(problem))
-        if problem is not None and told.index(str(problem)) == rank():
+        problems: list[str | None] = [None] * world_size()
+        dist.all_gather_object(problems, None if problem is None else str(problem))
+        if problem is not None and problems.index(str(problem)) == rank():
             raise problem
-        if any(told):
+        if any(problems):
             outlived_the_first()
             sys.exit(1)
     return result  # type: ignore[return-value]

@@ -21,6 +21,7 @@ from quadriga.checkpoint.shards import expected_bytes, load_engine, save_engine
 from quadriga.checkpoint.store import CheckpointStore
 from quadriga.config.run_name import nothing_left, refuse_another_task
 from quadriga.config.schema_models import OptimConfig
+from quadriga.config.typed import changed_keys
 from quadriga.data.factory import pad_token_id
 from quadriga.data.loader import BatchLoader, file_order_batches
 from quadriga.data.sampler import ResumableSampler
@@ -31,7 +32,7 @@ from quadriga.errors import ConfigError, RunStopped
 from quadriga.protocol import DataProto
 from quadriga.tracking import RunDirectory
 from quadriga.trainer.supervised.journal import Journal, NoJournal
-from quadriga.trainer.supervised.objectives import objective_of
+from quadriga.trainer.supervised.objectives import KEPT_EXAMPLES, objective_of
 from quadriga.trainer.supervised.ranks import (
     same_on_all_ranks,
     share_of_rank,
@@ -39,7 +40,6 @@ from quadriga.trainer.supervised.ranks import (
     validation_share,
     wait_for_all_ranks,
 )
-from quadriga.trainer.supervised.sample_rows import KEPT_EXAMPLES
 
 ENGINE_PART = "model"
 SAME_TASK = ("model.partial_pretrain", "model.from_config", "data.train_files")
@@ -246,8 +246,8 @@ class SupervisedTrainer:
     def resume(self) -> bool:
         """Go on after the step of the checkpoint that `trainer.resume_mode` chooses, if there is one. True: it was the last."""
         trainer = self.config.trainer
-        found = self.store.find(trainer.resume_mode, trainer.resume_from_path) if rank() == 0 else None
-        path = same_on_all_ranks(None if found is None else str(found.path))
+        newest = self.store.find(trainer.resume_mode, trainer.resume_from_path) if rank() == 0 else None
+        path = same_on_all_ranks(None if newest is None else str(newest.path))
         if path is None:
             return False
         checkpoint = Checkpoint(Path(path))
@@ -264,8 +264,6 @@ class SupervisedTrainer:
         self.loader.load_state_dict(state["loader"])
         self.step = self.resumed_step = state["step"]
         self._say(f"resumed after step {self.step} of {self.total_steps} from {path}")
-        from quadriga.config.typed import changed_keys
-
         if changed := changed_keys(state["config"], asdict(self.config)):
             self._say("with another configuration than before: " + ", ".join(changed))
         return False

@@ -165,10 +165,10 @@ def _cache_folder() -> Path:
 def _is_ours(path: Path) -> bool:
     """A file of this user that nobody else can write: it is safe to load as code."""
     try:
-        told = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(told.st_mode) and told.st_uid == os.geteuid() and not told.st_mode & 0o022
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _compiler() -> str:
@@ -185,8 +185,8 @@ def _torch_threads() -> list[str]:
         loaded = {line.split()[-1] for line in maps.splitlines() if "omp" in line}
     except OSError:
         return []
-    found = sorted(p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp", "libomp")))
-    return found[:1]
+    runtimes = sorted(p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp", "libomp")))
+    return runtimes[:1]
 
 
 def _processor() -> str:
@@ -195,8 +195,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    return f"{platform.machine()} {sorted(set(told))}"
+    about = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return f"{platform.machine()} {sorted(set(about))}"
 
 
 _HUGE = 2 << 20

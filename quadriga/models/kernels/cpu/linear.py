@@ -31,10 +31,10 @@ for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 def prefers_onednn() -> bool:
     """Whether this machine's float32 products are for oneDNN."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return "AuthenticAMD" in told and torch.backends.mkldnn.is_available()
+    return "AuthenticAMD" in about and torch.backends.mkldnn.is_available()
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ class RMSNorm(torch.autograd.Function):
         rows = x.numel() // width
         y, scale = torch.empty_like(x), x.new_empty(rows)
         kernels().rms_norm(*pointers(x, weight), eps, rows, width, *pointers(y, scale))
-        ctx.save_for_backward(x, weight, scale)
+        ctx.save_for_backward(x, weight, scale)  # one number a row spares the backward pass the sums of squares
         return y
 
     @staticmethod
@@ -36,6 +36,8 @@ class RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         grad, width, rows = grads[0].contiguous(), weight.numel(), scale.numel()
         parts = min(rows, _NORM_PARTS)
+        # All rows add to one gradient of the weight. Threads that added to the same sums would do so in another order each time:
+        # so each part of the rows has sums of its own, and the parts are added here, always in the same order.
         grad_x, grad_weight = torch.empty_like(x), x.new_empty(parts, width)
         sizes = rows, width, parts
         kernels().rms_norm_gradient(*pointers(grad, x, weight, scale), *sizes, *pointers(grad_x, grad_weight))
@@ -114,6 +116,7 @@ def gradient(
     out: Tensor,
 ) -> Tensor:
     """The gradient of the loss by `raw`, in the place of `raw`; `out` is not used."""
+    # In place: logits are the largest tensors of an update, and nobody needs these again.
     by_log_prob = grad_log_prob.contiguous()
     by_entropy = None if grad_entropy is None else grad_entropy.contiguous()
     statistics_of = pointers(normaliser, entropy, by_log_prob)
