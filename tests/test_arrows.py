@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "quadriga"
 
 FLOORS = (
-    ("errors", "version", "accelerator", "host", "lazy"),
-    ("atomic_file", "registry"),
+    ("errors", "version", "host", "lazy"),
+    ("accelerator", "atomic_file", "registry"),
     ("protocol", "config"),
     ("controller", "algorithms", "tracking"),
     ("models",),
