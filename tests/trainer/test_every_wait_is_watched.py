@@ -129,7 +129,7 @@ SLOW = """
 import time
 
 def slow_for_two_prompts(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(1.0 * (extra_info["index"] < 2))
+    time.sleep(2.0 * (extra_info["index"] < 2))
     return float(len(solution_str))
 """
 

@@ -120,10 +120,11 @@ class Watchdog:
         history = self._phases.history(phase.path)
         usual = f", usually {in_words(median(history))}" if history else ""
         lines = [f"step {phase.step}: {phase.path} has been running for {in_words(phase.seconds)}{usual}"]
+        awaited = {"gen": "the samples", "reward": "the scores of the samples"}.get(phase.name)
+        missing = [] if awaited is None else self._told(lambda: self._pending_samples(phase.name), "samples")
         busy = self._told(self._crew.busy, "busy workers")
         lines += [f"  {one}" for one in busy] or ["  no worker is busy: it is the driver that works or waits"]
-        awaited = {"gen": "the samples", "reward": "the scores of the samples"}.get(phase.name)
-        if awaited is not None and (missing := self._told(lambda: self._pending_samples(phase.name), "samples")):
+        if missing:
             more = f", … {len(missing) - SHOWN_SAMPLES} more" if len(missing) > SHOWN_SAMPLES else ""
             lines.append(f"  waits for {awaited} {', '.join(missing[:SHOWN_SAMPLES])}{more}")
         stacks = [
