@@ -23,8 +23,8 @@ SECRET = "QUADRIGA_STORE_SECRET"
 LISTENER = "QUADRIGA_STORE_FD"
 """Environment variable with the listening socket that rank 0 has inherited from the process that started it."""
 
-PATIENCE_S = 15.0
-"""So long may the first process look for what is missing: for a model on the hub it waits some seconds."""
+PATIENCE_S = 30.0
+"""So long may the first process look for what is missing: for a model on the hub it waits some seconds, and the machine may be busy."""
 
 _listener: socket.socket | None = None
 _servers: dict[int, Any] = {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +20,9 @@ from quadriga.errors import DataError
 
 BUILTIN = "builtin:"
 HUB_TIMEOUT_S = 5.0
+REMEMBERED_S = 30.0
+_asked: dict[str, tuple[float, str]] = {}
+"""Hubs that were asked, when, and what was wrong: a run may name several models, and its user waits for one answer only."""
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
@@ -88,6 +93,20 @@ def _require_hub(name: str) -> None:
             f"unset HF_HUB_OFFLINE, or download it elsewhere (hf download {name}) and give the folder",
         )
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    asked, why = _asked.get(endpoint, (-math.inf, ""))
+    if time.monotonic() - asked > REMEMBERED_S:
+        why = _why_no_answer(endpoint)
+        _asked[endpoint] = time.monotonic(), why
+    if why:
+        raise DataError(
+            f"the model {name} is not in the local cache, and the hub {endpoint} cannot be reached: {why}",
+            f"check the name (a folder begins with ./ or /) and the network, or download it elsewhere (hf download {name}) "
+            "and give the folder",
+        )
+
+
+def _why_no_answer(endpoint: str) -> str:
+    """Nothing where it answers."""
     answer: list[str] = []
 
     def ask() -> None:
@@ -103,13 +122,7 @@ def _require_hub(name: str) -> None:
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(HUB_TIMEOUT_S + 1)
-    why = answer[0] if answer else f"no answer within {HUB_TIMEOUT_S:g} s"
-    if why:
-        raise DataError(
-            f"the model {name} is not in the local cache, and the hub {endpoint} cannot be reached: {why}",
-            f"check the name (a folder begins with ./ or /) and the network, or download it elsewhere (hf download {name}) "
-            "and give the folder",
-        )
+    return answer[0] if answer else f"no answer within {HUB_TIMEOUT_S:g} s"
 
 
 @contextmanager

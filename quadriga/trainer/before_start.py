@@ -17,7 +17,7 @@ from quadriga.config.devices import detect_local_device
 from quadriga.config.host_memory import host_items, require_host_memory
 from quadriga.config.load import require_adapter
 from quadriga.config.memory import estimate_memory
-from quadriga.config.needs import is_judged_by_itself
+from quadriga.config.needs import is_judged_by_itself, need_critic
 from quadriga.config.placement import placement_of
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SFTConfig
@@ -48,6 +48,8 @@ def problems_here(config: Config) -> Iterator[tuple[str, str]]:
         lambda: _files(data.train_files if ours else []),
         lambda: _files(data.val_files if ours else []),
         lambda: _model(policy.model.path),
+        lambda: _model(policy.model.tokenizer_path, tokenizer_only=True),
+        lambda: _model(config.critic.model.path if need_critic(config) else None),
         lambda: _adapter(policy.model.lora_adapter_path, "actor_rollout_ref.model.lora_adapter_path"),
         lambda: _reward_model(config),
         lambda: _memory(config),
@@ -68,6 +70,7 @@ def supervised_problems_here(config: Any) -> Iterator[tuple[str, str]]:
         lambda: _files(data.train_files or []),
         lambda: _files(data.val_files or []),
         lambda: _model(model.partial_pretrain),
+        lambda: _model(model.tokenizer_path, tokenizer_only=True),
         lambda: _adapter(getattr(model, "lora_adapter_path", None), "model.lora_adapter_path"),
         lambda: _model(getattr(model, "from_config", None)),
         lambda: _first_example(config),
@@ -100,11 +103,11 @@ def _files(files: str | list[str]) -> None:
     find_files(files)
 
 
-def _model(path: str | None) -> None:
+def _model(path: str | None, tokenizer_only: bool = False) -> None:
     if path is not None:
         from quadriga.models.source import resolve_model_path
 
-        resolve_model_path(path)
+        resolve_model_path(path, tokenizer_only)
 
 
 def _reward_model(config: Config) -> None:

@@ -58,4 +58,6 @@ def test_a_hub_that_does_not_answer_is_told_within_ten_seconds(cache: Path, no_h
     began = time.monotonic()
     with pytest.raises(DataError, match=r"org/other is not in the local cache, and the hub .* cannot be reached"):
         resolve_model_path("org/other")
+    with pytest.raises(DataError, match=r"org/another is not in the local cache"):
+        resolve_model_path("org/another")  # the hub is not asked again
     assert time.monotonic() - began < 10

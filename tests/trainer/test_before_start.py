@@ -65,6 +65,16 @@ def test_an_adapter_and_a_reward_model_that_are_not_there_are_missed_before_the_
     assert "reward_model.model.path is the policy itself" in text
 
 
+def test_tokenizers_and_the_critics_model_that_are_not_there_are_missed_before_the_start(tmp_path):
+    policy, critic = {"model": {"tokenizer_path": "/no/tokenizer"}}, {"model": {"path": "/no/critic"}}
+    told = problems(tmp_path, actor_rollout_ref=policy, critic=critic)
+    assert "folder /no/tokenizer does not exist" in told
+    assert "folder /no/critic does not exist" in told
+    model = {**MODEL, "tokenizer_path": "/no/tokenizer"}
+    data = {"train_files": write_rows(tmp_path / "rows.jsonl", {"question": "2+2=", "answer": "4"})}
+    assert "folder /no/tokenizer does not exist" in supervised("sft", tmp_path, data=data, model=model)
+
+
 def test_a_chat_without_a_template_is_found_in_the_first_row(tmp_path):
     rows = write_rows(tmp_path / "chats.jsonl", CHAT)
     assert "has no chat template" in problems(tmp_path, data={"train_files": rows, "val_files": rows})
