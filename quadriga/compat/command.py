@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quadriga.compat.translation import Row, Translation, Verdict, shown, translate
+from quadriga.config.devices import detect_local_device
 from quadriga.config.foreign_keys import Kind
 from quadriga.errors import ConfigError
 
@@ -35,7 +36,8 @@ def understand(command: str, arguments: list[str], defaults: bool | None = None)
     if command not in KINDS:
         raise ConfigError(f"quadriga {command} knows no {FLAG}", f"{', '.join(KINDS)} do")
     own = [a for a in rest if a.startswith("--nproc")]
-    translation = translate([a for a in rest if a != FLAG and a not in own], KINDS[command], defaults)
+    device = detect_local_device() if command == "train" else None
+    translation = translate([a for a in rest if a != FLAG and a not in own], KINDS[command], defaults, device)
     if os.environ.get("RANK", "0") == "0":
         show(translation)
         translation.raise_if_refused()

@@ -23,6 +23,7 @@ from quadriga.config.typed import Problems, all_keys, default_of, is_free_form, 
 from quadriga.errors import ConfigError
 from quadriga.registry import import_libraries
 
+DEVICE = "trainer.device"
 NUMBERS = (int, float, int | None, float | None)
 SCHEMAS: dict[Kind, type] = {"rl": Config, "sft": SFTConfig}
 OWN_CONFIGS = (
@@ -149,11 +150,14 @@ class Translation:
         return nested
 
 
-def translate(arguments: list[str], kind: Kind = "rl", defaults: bool | None = None) -> Translation:
+def translate(
+    arguments: list[str], kind: Kind = "rl", defaults: bool | None = None, device: str | None = None
+) -> Translation:
     """What `arguments`, written for verl, mean here. Nothing is printed and nothing raised for a refused key.
 
     Args:
         defaults: whether verl's own defaults hold where they differ; None: as `kind` and the keys suggest.
+        device: what this machine has, if the command is to run on it: on a CPU, keys that only a device reads are set aside.
 
     Raises:
         ConfigError: an argument or a configuration file cannot be read.
@@ -168,6 +172,8 @@ def translate(arguments: list[str], kind: Kind = "rl", defaults: bool | None = N
         _place(result, key, key, value)
     for path, value in assumed_defaults(result, defaults).items():
         result.set(path, value, path, "not on the command line", Verdict.DEFAULT)
+    if device == "cpu" and DEVICE not in result.settings:
+        result.set(DEVICE, device, DEVICE, "this machine has no accelerator", Verdict.DEFAULT)
     for rule in rules_for(kind):
         rule(result)
     if kind == "rl":

@@ -217,6 +217,20 @@ def test_what_hangs_on_a_switch_that_is_off_is_set_aside() -> None:
     )
 
 
+def test_what_only_a_device_reads_is_set_aside_where_the_run_has_none() -> None:
+    keys = {f"{ACTOR}.fsdp_config.param_offload": True, f"{ROLLOUT}.gpu_memory_utilization": 0.6}
+    command = [*GRPO, *(f"{key}={value}" for key, value in keys.items())]
+    for device in (None, "cuda"):
+        assert keys.items() <= translate(command, device=device).settings.items()
+    here = translate(command, device="cpu")
+    assert [row(here, key)[0] for key in keys] == ["set aside"] * 2
+    assert "trainer.device=cpu" in row(here, f"{ACTOR}.fsdp_config.param_offload")[1]
+    assert load_config(here.nested()).trainer.device == "cpu"
+    chosen = translate([*command, "trainer.device=cuda"], device="cpu").settings
+    assert chosen["trainer.device"] == "cuda"
+    assert keys.items() <= chosen.items()
+
+
 def test_old_and_new_spellings_of_rewards_mean_the_same() -> None:
     old = translate(
         [
