@@ -115,11 +115,11 @@ def test_their_programs_are_trained_as_they_are(tmp_path: Path, agent: str) -> N
     rows = [json.loads(line) for line in lines]
     assert figures["episode/finish/done"] == 1, rows
     assert figures["episode/contexts/mean"] == 2, "two conversations"
-    assert figures["episode/turns/mean"] == 4
+    assert 2 < figures["episode/turns/mean"] <= 4, "most answers call the tool first"
     assert figures["critic/score/max"] > 0
     assert figures["actor/grad_norm"] > 0
-    for row in rows:  # the call, what the tool said, the answer
+    assert sum(0 in row["tokens"]["mask"] for row in rows) >= 2, "what the tool said is read in between"
+    for row in rows:
         told = row["tokens"]
-        assert 0 in told["mask"]
         for mine, theirs, written in zip(told["rollout_log_probs"], told["trainer_log_probs"], told["mask"]):
             assert not written or abs(mine - theirs) < 2e-3

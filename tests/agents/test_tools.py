@@ -135,18 +135,14 @@ def test_whatever_a_tool_does_becomes_a_text_and_a_count_and_others_go_on(hostil
     assert counts == {"calls": 3, **({kind: 1} if kind else {})}
 
 
-def test_a_tool_that_fills_its_memory_is_stopped_and_others_go_on(hostile):
-    async def work(toolbox: Toolbox) -> tuple[Any, ...]:
-        async with toolbox.session() as tools:
-            return await tools.call(call("misbehave", how="memory")), await tools.call(call("add", a=2))
-
-    bad, after = hostile(work)
-    # By its own allocation, or where that is slower than who looks after it, by him.
+def test_a_tool_that_fills_its_memory_is_stopped_and_others_go_on():
+    """By its own allocation, or by who looks after it, whichever is first on this machine; it has time enough for either."""
+    bad, good = results_of(call("misbehave", how="memory"), call("add", a=1), limits=replace(LIMITS, timeout_s=60.0))
     assert (bad.error, "MemoryError" in bad.text, "more than it may" in bad.text) in [
         ("error", True, False),
         ("crash", False, True),
     ]
-    assert after.text == "3"
+    assert good.text == "2"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import pytest
 import ray
 from example_workers import CannotStart, Plain, Rows
+from ray.util import placement_group_table
 
 from quadriga.controller import (
     Dispatch,
@@ -16,6 +17,7 @@ from quadriga.controller import (
     create_colocated_worker_cls,
     register,
 )
+from quadriga.controller.calls import WorkersLost
 from quadriga.controller.worker import ray_noset_visible_devices
 from quadriga.errors import ConfigError, ResourceError, WorkerError
 
@@ -219,3 +221,18 @@ def test_between_nodes_the_collectives_take_the_interface_of_the_node_unless_ano
 def test_a_group_needs_a_pool_or_names():
     with pytest.raises(ConfigError):
         RayWorkerGroup(None, RayClassWithInitArgs(Plain))
+
+
+def test_a_worker_is_replaced_in_its_slot_but_not_after_the_end_of_its_group(pool_of):
+    pool = pool_of([2])
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Plain, 7))
+    before = group.pid()
+    group.replace([1])
+    after = group.pid()
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    group.shutdown()
+    pool.shutdown()
+    groups = {name for name, about in placement_group_table().items() if about["state"] != "REMOVED"}
+    with pytest.raises(WorkersLost, match="shut down"):
+        group.replace([1])  # as by a thread that has heard of a death, and not that its run has ended
+    assert {name for name, about in placement_group_table().items() if about["state"] != "REMOVED"} <= groups

@@ -7,8 +7,10 @@ parent has imported everything when it forks them.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +87,28 @@ def refusal(folder: Path, name: str, shards: bool) -> str:
 
 
 def growth_of_large(folder: Path, shards: bool) -> int:
-    """Bytes by which this process was larger at some time while it loaded and sharded the large model."""
+    """Bytes by which this process's own memory was larger at some time while it loaded and sharded the large model.
 
-    def resident(what: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+    Pages of files that are mapped do not count: how many of them a read maps is the kernel's choice, and it can take them back.
+    """
 
-    def load(name: str) -> TrainingEngine:
-        return TrainingEngine(load_policy(ModelConfig(path=str(folder / name)), None, False, shards))
+    def own() -> int:
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
-    load("untied")  # pages of the libraries' code count too when they are first touched; a small model touches them all
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    engine = load("large")
-    grown = resident("VmHWM") - before
+    def watch() -> None:
+        while not over.wait(0.001):
+            sizes.append(own())
+
+    over, sizes = threading.Event(), [own()]
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    engine = TrainingEngine(load_policy(ModelConfig(path=str(folder / "large")), None, False, shards))
+    sizes.append(own())
+    over.set()
+    watcher.join()
     del engine
-    return grown
+    return max(sizes) - sizes[0]
 
 
 def run_rank(rank: int, world: int, port: int, folder: Path) -> None:

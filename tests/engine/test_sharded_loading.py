@@ -56,11 +56,9 @@ def test_a_weight_that_only_one_rank_reads_stops_all_of_them(results, world):
 
 
 def test_no_rank_ever_holds_the_whole_model(results):
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("the largest memory of a process can only be told on Linux")
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the memory of a process can only be told on Linux")
     ((_, whole),) = results[1]["ranks"]
     assert whole > 0.9 * LARGE_BYTES
     for _, grown in results[4]["ranks"]:
-        assert grown < 0.6 * LARGE_BYTES, (
-            "a quarter in float32, the same quarter of the file in bfloat16, and a weight at work"
-        )
+        assert grown < 0.45 * LARGE_BYTES, "a quarter in float32, and a weight at work"

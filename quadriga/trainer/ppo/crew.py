@@ -236,6 +236,8 @@ class Crew:
             host.abandon(why)
 
     def shutdown(self) -> None:
+        if (engines := getattr(self, "engines", None)) is not None:  # else it ended before there were any
+            engines.close()
         for host in self._hosts:
             host.shutdown()
         self._hosts.clear()

@@ -84,6 +84,8 @@ class LocalEngines:
     def stop(self, ranks: Sequence[int]) -> bool:
         return False
 
+    def close(self) -> None: ...
+
 
 def form_sets(group: Any, set_size: int, ranks: Sequence[int] | None = None) -> None:
     """Let the members of each tensor parallel set meet; of all workers of a group, or of the sets that `ranks` are."""
@@ -199,6 +201,10 @@ class RayEngines:
             for worker in self.workers(rank):
                 ray.kill(self._group.workers[worker], no_restart=True)
         return bool(ranks)
+
+    def close(self) -> None:
+        """From now on none is replaced: their processes are about to be ended."""
+        self.heals = False
 
     # ---- inside ----
 
