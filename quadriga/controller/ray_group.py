@@ -170,31 +170,25 @@ class RayWorkerGroup(WorkerGroup):
             WorkersLost: the group was shut down, maybe just now by another thread. Then no process and no slot is left over.
         """
         host = self._parent or self
-<<<<<<< HEAD
-        processes, bundles = host._processes, host._pool.bundles() if host._pool is not None else []
+        processes = host._processes
         for rank in ranks:
+            self._refuse_if_lost()
             ray.kill(processes.handles[rank], no_restart=True)
-            processes.names[rank], processes.handles[rank] = host._start_process(bundles[rank], secrets.token_hex(3))
+            processes.names[rank], processes.handles[rank] = host._start_process(
+                processes.bundles[rank], secrets.token_hex(3)
+            )
+            if processes.lost:  # whoever ended the group knew nothing of this process
+                ray.kill(processes.handles[rank], no_restart=True)
+            self._refuse_if_lost()
         places = host._await([processes.handles[rank].where.remote() for rank in ranks], "its start", ranks=ranks)
-=======
-        crew = host._crew
-        for rank in ranks:
-            self._refuse_if_lost()
-            ray.kill(crew.handles[rank], no_restart=True)
-            crew.names[rank], crew.handles[rank] = host._start_process(crew.bundles[rank], secrets.token_hex(3))
-            if crew.lost:  # whoever ended the group knew nothing of this process
-                ray.kill(crew.handles[rank], no_restart=True)
-            self._refuse_if_lost()
-        places = host._await([crew.handles[rank].where.remote() for rank in ranks], "its start", ranks=ranks)
->>>>>>> stream
         for rank, place in zip(ranks, places):
             processes.seats[rank] = _seated(processes.seats[rank], place)
         for building in host._build(ranks):
             host._await(building, "its construction", ranks=ranks)
 
     def _refuse_if_lost(self) -> None:
-        if self._crew.lost:
-            raise WorkersLost(f"the workers {self._label} are gone: {self._crew.lost}", "make a new worker group")
+        if self._processes.lost:
+            raise WorkersLost(f"the workers {self._label} are gone: {self._processes.lost}", "make a new worker group")
 
     def spawn(self, prefix_set: Iterable[Any]) -> dict[str, RayWorkerGroup]:
         """A group for each role of a colocated one, sharing its processes; methods lose their role prefix."""
@@ -309,18 +303,11 @@ class RayWorkerGroup(WorkerGroup):
 
     _parent: RayWorkerGroup | None = None
 
-<<<<<<< HEAD
     def _start_processes(self, pool: RayResourcePool) -> _Processes:
-        names, handles = zip(*[self._start_process(bundle) for bundle in pool.bundles()])
-        seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
-        return _Processes(list(handles), list(names), seats)
-=======
-    def _start_processes(self, pool: RayResourcePool) -> _Crew:
         bundles = pool.bundles()
         names, handles = zip(*[self._start_process(bundle) for bundle in bundles])
         seats = [Seat(self._label, rank, len(handles)) for rank in range(len(handles))]
-        return _Crew(list(handles), list(names), seats, bundles)
->>>>>>> stream
+        return _Processes(list(handles), list(names), seats, bundles)
 
     def _start_process(self, bundle: Bundle, suffix: str = "") -> tuple[str, Any]:
         """Name and handle of a process in a slot: one that was started early, else a new one."""
