@@ -537,7 +537,7 @@ def test_verls_managers_by_the_sample_can_be_built_upon(asynchronous: bool) -> N
 
 
 def test_a_dataset_may_read_its_own_rows_write_its_prompts_and_make_its_items(tmp_path) -> None:
-    from quadriga.data.collate import collate_prompts
+    from quadriga.data.loader import collate_prompts
     from transformers import AutoTokenizer
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
