@@ -21,6 +21,11 @@ def get(handles: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
     return list(handles) if ray is None else ray.get(list(handles), timeout=timeout_s)
 
 
+def copies() -> bool:
+    """Whether what is put is a copy. Without Ray it is the value itself, and changes when the value does."""
+    return _running_ray() is not None
+
+
 def _running_ray() -> Any:
     ray = sys.modules.get("ray")  # a run without it need not import it
     return ray if ray is not None and ray.is_initialized() else None

@@ -37,7 +37,8 @@ def push(version: int, weights: Iterable[tuple[str, Tensor]], bucket_bytes: int 
     bucket: dict[str, Any] = {}
     for name, weight in weights:
         total += checksum([(name, weight)])
-        bucket[name] = serialize_single_tensor(weight)
+        # An engine may take these weights when training has gone on: what is put must not be the trained ones themselves.
+        bucket[name] = serialize_single_tensor(weight if object_store.copies() else weight.clone())
         size += weight.nbytes
         if size >= bucket_bytes:
             buckets.append(object_store.put(bucket))

@@ -161,3 +161,11 @@ def test_weights_are_pushed_in_buckets_and_come_out_as_they_went_in():
     assert list(got) == list(sent)
     assert all(torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent)
     assert checksum(got.items()) == pushed.echo.checksum
+
+
+def test_weights_that_were_pushed_stay_what_they_were_when_training_goes_on():
+    """An engine takes them when it has finished its samples: also in a run of one process, maybe after the next update."""
+    trained = {"a": torch.zeros(3)}
+    pushed = push(1, trained.items())
+    trained["a"] += 1
+    assert checksum(pulled(pushed)) == pushed.echo.checksum
