@@ -155,8 +155,11 @@ def test_free_mode_loses_no_group_and_uses_none_twice(train, changes):
 def test_samples_go_on_under_new_weights_or_are_finished_first(train, partial):
     few = {"actor_rollout_ref": {"rollout": {"max_num_seqs": 8}}}
     weighted = {"algorithm": {"rollout_correction": {"rollout_is": "token"}}}
-    told = [line for line in metrics(train(ahead(2, "free", partial_rollout=partial), few, weighted)) if line["step"]]
-    assert max(line["rollout_corr/versions_in_row_max"] for line in told) == (2 if partial else 1)
+    # While the scores of a step are waited for, all that was drawn may get finished; not in every one of so many steps.
+    run = train(ahead(4, "free", partial_rollout=partial), few, weighted, steps=12)
+    told = [line for line in metrics(run) if line["step"]]
+    most = max(line["rollout_corr/versions_in_row_max"] for line in told)
+    assert most >= 2 if partial else most == 1
     assert max(line["stream/staleness/max"] for line in told) > 0
 
 
