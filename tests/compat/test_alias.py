@@ -537,11 +537,11 @@ def test_verls_managers_by_the_sample_can_be_built_upon(asynchronous: bool) -> N
 
 
 def test_a_dataset_may_read_its_own_rows_write_its_prompts_and_make_its_items(tmp_path) -> None:
-    from quadriga.data.loader import collate_prompts
     from transformers import AutoTokenizer
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     from quadriga.config.schema import DataConfig
+    from quadriga.data.loader import collate_prompts
 
     class Mine(RLHFDataset):
         def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):

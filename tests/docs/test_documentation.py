@@ -15,8 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from quadriga.algorithms import adv_estimator_names, policy_loss_names
 from quadriga.cli import COMMANDS
+from quadriga.config.names import ADV_ESTIMATORS, POLICY_LOSSES
 from quadriga.config.schema import Config
 from quadriga.config.supervised_schema import SCHEMAS
 from quadriga.config.typed import all_keys, is_free_form, is_known
@@ -138,7 +138,7 @@ def test_figures_that_the_source_has_are_those_of_the_pages():
     assert abs(int(told[1]) - len(all_keys(Config))) <= 10
     told = re.search(r"estimators / policy losses \| (\d+) / (\d+)", readme)
     assert told is not None
-    assert (int(told[1]), int(told[2])) == (len(adv_estimator_names()), len(policy_loss_names()))
+    assert (int(told[1]), int(told[2])) == (len(ADV_ESTIMATORS), len(POLICY_LOSSES))
 
 
 def test_every_file_of_faults_is_in_the_table():

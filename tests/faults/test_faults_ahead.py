@@ -106,10 +106,13 @@ def test_engines_and_trainers_that_die_with_a_full_window_change_nothing(ray_of_
 @pytest.mark.timeout(400)
 def test_an_engine_is_replaced_though_training_goes_on_while_its_process_starts(ray_of_four, task, tmp_path):
     """The weights that were the newest when it died are of no use to anybody, and gone, when the new process is there."""
-    (tmp_path / "slow.py").write_text(SLOW.replace("random.random() * 0.05", "0.05"))
+    (tmp_path / "slow.py").write_text(SLOW.replace("random.random() * 0.05", "0.01"))
     reward = {"custom_reward_function": {"path": str(tmp_path / "slow.py"), "name": "score"}}
-    write_plan(tmp_path / "faulty", [{"method": "rollout", "step": 3, "rank": 1, "after_ms": 0}])
-    long = {"total_training_steps": 16, "save_freq": -1, "test_freq": -1}
+    # The first of these steps of which this engine is given a sample: which one that is, is a matter of timing.
+    deaths = [{"method": "rollout", "step": step, "rank": 1, "after_ms": 0} for step in (3, 4, 5, 6)]
+    write_plan(tmp_path / "faulty", deaths)
+    # By its scores a step takes more than half a second: a process starts within so many steps, and in more than two.
+    long = {"total_training_steps": 60, "save_freq": -1, "test_freq": -1}
     run_ppo(configuration(task, tmp_path / "faulty", 1, 2, reward, **long), MortalRunner)
     lines = [json.loads(line) for line in (tmp_path / "faulty" / "metrics.jsonl").read_text().splitlines()]
     healed = [line["step"] for line in lines if line.get("training/restarts") == 1]
