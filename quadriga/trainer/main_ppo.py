@@ -87,9 +87,9 @@ def _conduct(config: Any, checked: Config, runner_class: Any) -> None:
         if isinstance(error.cause, QuadrigaError):
             raise error.cause from None
         raise
-    except ray.exceptions.ActorDiedError as error:
+    except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
         raise WorkerError(
-            f"the process that steers the run died: {' '.join(str(error).split())}",
+            f"the process that steers the run is gone: {' '.join(str(error).split())}",
             SAME_COMMAND,
         ) from None
     except ClusterGone:
@@ -317,7 +317,7 @@ def _runtime_env(config: Config) -> dict[str, Any]:
 
 
 def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
-    """The runner as an actor, by preference on this node. It mostly waits, so it books no CPU."""
+    """The runner as an actor on this node, so that no other node that leaves can end it. It mostly waits, so it books no CPU."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -325,7 +325,7 @@ def _start_runner(runner_class: Any, runtime_env: dict[str, Any]) -> Any:
     # Two threads: `run`, and `news` beside it.
     options: dict[str, Any] = {"runtime_env": {"env_vars": runtime_env["env_vars"]}, "max_concurrency": 2}
     if not hasattr(runner_class, "remote"):
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         runner_class = ray.remote(runner_class)
         options.update(num_cpus=0, scheduling_strategy=here)
     return runner_class.options(**options).remote()
